@@ -1,0 +1,734 @@
+"""Spec, observation, ending, record: what is asked of a process, and what is kept of it.
+
+    spec    = question (the same on all machines) + setting (how it is run here) + mark (what is expected)
+    record  = spec + what the worker observed + how the process ended
+
+One process, one record. A record holds observations only: verdicts and differences are computed from it.
+Records travel as canonical JSON (RFC 8785), so equal content has equal bytes and one SHA-256. What JSON
+numbers cannot hold (integers from 2**53, NaN, infinities, -0.0) is written as a string.
+
+Only the standard library is imported here, and nothing newer than Python 3.9: workers load this file.
+
+Schema history:
+    1   first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Any, Iterator, Mapping, Sequence
+
+SCHEMA = 1
+"""Version of the record's JSON that this code writes. It reads 1 to SCHEMA."""
+
+PASSES = ("plain", "profiled")
+ENDINGS = ("finished", "raised", "timed_out", "out_of_memory", "died", "not_run")
+PHASES = ("inputs", "forward", "backward")
+
+_LARGEST = 2**53
+_MAX_DEPTH = 64
+
+
+class RecordError(Exception):
+    """A text is not a record that this version can read. The message says what was found."""
+
+
+# Canonical JSON.
+
+
+def canonical(value: Any) -> str:
+    """`value` as canonical JSON (RFC 8785): equal values give equal text.
+
+    Numbers that JSON cannot carry exactly become strings: see `number`. Lone surrogates, which have no
+    UTF-8 form, become their backslash escapes. Raises RecordError for anything that is not JSON.
+    """
+    return "".join(_write(value, 0))
+
+
+def _write(value: Any, depth: int) -> Iterator[str]:
+    if depth > _MAX_DEPTH:
+        raise RecordError(f"nested deeper than {_MAX_DEPTH} levels")
+    if value is None or value is True or value is False:
+        yield {None: "null", True: "true", False: "false"}[value]
+    elif isinstance(value, str):
+        yield _string(value)
+    elif isinstance(value, int):
+        yield str(int(value)) if abs(value) < _LARGEST else _string(str(int(value)))
+    elif isinstance(value, float):
+        yield _float(value)
+    elif isinstance(value, Mapping):
+        yield "{"
+        for index, key in enumerate(sorted(value, key=_utf16)):
+            yield ("," if index else "") + _string(key) + ":"
+            yield from _write(value[key], depth + 1)
+        yield "}"
+    elif isinstance(value, (list, tuple)):
+        yield "["
+        for index, item in enumerate(value):
+            if index:
+                yield ","
+            yield from _write(item, depth + 1)
+        yield "]"
+    else:
+        raise RecordError(f"{type(value).__name__} has no JSON form")
+
+
+def _utf16(key: Any) -> bytes:
+    """RFC 8785 orders keys by their UTF-16 code units."""
+    if not isinstance(key, str):
+        raise RecordError(f"key {key!r} is not text")
+    return printable(key).encode("utf-16-be")
+
+
+def printable(text: str) -> str:
+    """`text` with lone surrogates, which cannot be encoded, as backslash escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _string(text: str) -> str:
+    # json escapes exactly what RFC 8785 asks for, once told to leave other characters alone.
+    return json.dumps(printable(text), ensure_ascii=False)
+
+
+def _float(value: float) -> str:
+    """ECMAScript's shortest form: Python has the same digits but writes exponents otherwise."""
+    if math.isnan(value) or math.isinf(value) or (value == 0 and math.copysign(1, value) < 0):
+        return _string({"-0.0": "-0.0", "nan": "nan", "inf": "inf", "-inf": "-inf"}[repr(value)])
+    if value == 0:
+        return "0"
+    sign = "-" if value < 0 else ""
+    mantissa, _, exponent = repr(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    fraction = "" if fraction == "0" else fraction
+    digits = (whole + fraction).lstrip("0")
+    # The value is 0.DIGITS times ten to the power of `point`.
+    point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(digits))
+    digits = digits.rstrip("0")
+    if len(digits) <= point <= 21:
+        return sign + digits + "0" * (point - len(digits))
+    if 0 < point <= 21:
+        return sign + digits[:point] + "." + digits[point:]
+    if -6 < point <= 0:
+        return sign + "0." + "0" * -point + digits
+    shown = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
+    return f"{sign}{shown}e{'+' if point > 0 else '-'}{abs(point - 1)}"
+
+
+def number(value: Any) -> float:
+    """The float that canonical JSON carries as a number or, where it cannot, as a string."""
+    if isinstance(value, str) and value not in ("nan", "inf", "-inf", "-0.0"):
+        raise RecordError(f"{value!r} is not a number")
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise RecordError(f"{value!r} is not a number")
+    return float(value)
+
+
+def parse(text: str) -> Any:
+    """The value of a JSON text. Raises RecordError for duplicate keys, bare NaN or absurd depth."""
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except RecursionError:
+        raise RecordError("nested too deep to read") from None
+    except ValueError as error:
+        raise RecordError(f"not JSON: {error}") from None
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise RecordError("an object has the same key twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise RecordError(f"{name} is not JSON")
+
+
+def digest(content: str | bytes) -> str:
+    """SHA-256 in hexadecimal, 64 digits."""
+    return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
+
+
+# Spec.
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked. Its digest is the identity that all machines share."""
+
+    scenario: str
+    """Folder and file name, such as ``checkpoint/attention_policy_ends_before_recomputation``."""
+    source: str
+    """SHA-256 of the scenario file."""
+    case: str
+    parameters: Mapping[str, Any]
+    """The variant's parameters, by name."""
+    device: str
+    dtype: str
+    """In which the case calculates."""
+    input_dtype: str
+    """To which the float32 inputs are rounded first; differs from `dtype` in a float64 reference only."""
+    seed: int
+    threads: int
+    """Compute threads."""
+    pass_: str
+    """How the process looks at the case: one of `PASSES`."""
+
+    def digest(self) -> str:
+        """Identity of this process's question, its pass included."""
+        return digest(canonical(_plain(self)))
+
+    def case_digest(self) -> str:
+        """Identity of the case whichever way it is looked at: the same for all passes of a replay."""
+        data = _plain(self)
+        del data["pass"]
+        return digest(canonical(data))
+
+    def label(self) -> str:
+        """The case with its variant, such as ``asked_first[dtype=bfloat16,first=MATH]``."""
+        return case_label(self.case, self.parameters, self.dtype, self.input_dtype)
+
+
+def case_label(case: str, parameters: Mapping[str, Any], dtype: str, input_dtype: str) -> str:
+    """A case and its variant in one word; plain float32 without parameters is the bare name."""
+    shown = dict(parameters)
+    if dtype != "float32":
+        shown["dtype"] = dtype if dtype == input_dtype else f"{dtype} of {input_dtype}"
+    elif input_dtype != "float32":
+        shown["dtype"] = f"{dtype} of {input_dtype}"
+    inside = ",".join(f"{name}={shown[name]}" for name in sorted(shown))
+    return f"{case}[{inside}]" if inside else case
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How it is run here. Two settings of one question are two replays of the same case."""
+
+    environment: str
+    """Name of the environment, such as ``here``."""
+    interpreter: str
+    """Python that runs the worker. Empty for the one that runs the driver."""
+    variables: Mapping[str, str]
+    """Environment variables that the setting adds."""
+    isolation: str
+    """``fresh``: a new interpreter for each process."""
+    sources: str
+    """``original``, or ``copied``: run from a copy of the sources in another folder."""
+    timeout: float
+    """Seconds until the process group is ended."""
+    memory: int | None
+    """Bytes of resident memory at which the process group is ended. None for no limit."""
+    output: int
+    """Bytes kept of each of stdout and stderr."""
+    keep: int
+    """Bytes up to which a tensor is kept whole."""
+    hash_seed: int
+    """PYTHONHASHSEED."""
+    repeat: int
+    """Number of this replay, from 0."""
+    attempt: int
+    """Number of this try at it, from 0."""
+
+    def replay_digest(self) -> str:
+        """Identity of the setting whichever attempt it is."""
+        data = _plain(self)
+        del data["attempt"]
+        return digest(canonical(data))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the scenario says about the case; judged later, never by the worker."""
+
+    role: str
+    expectations: tuple[Mapping[str, Any], ...]
+    """As written by `scenario.expectation_to_json`."""
+    why: str
+    """For a control: why it cannot break here. Empty otherwise."""
+    cause: str | None
+    """None where nothing differs."""
+    needs: tuple[str, ...]
+    """What must be there for the case to run."""
+    reference: str | None
+    """Case digest of the reference. None for a reference itself."""
+    float64: str | None
+    """Case digest of the reference calculated in float64 from the same inputs. None for that one itself."""
+    fork_safe: bool
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One process to be started: frozen and complete."""
+
+    question: Question
+    setting: Setting
+    mark: Mark
+
+    def digest(self) -> str:
+        """Identity of the process within its plan."""
+        return digest(canonical(self.to_json()))
+
+    def replay_digest(self) -> str:
+        """Identity of the replay it belongs to: all passes of one case in one setting and repeat."""
+        return digest(self.question.case_digest() + self.setting.replay_digest())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"question": _plain(self.question), "setting": _plain(self.setting), "mark": _plain(self.mark)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Spec:
+        """Raises RecordError if a field is missing, unknown or of the wrong kind."""
+        _keys(data, "spec", ("question", "setting", "mark"))
+        setting = _object(data["setting"], Setting, "setting")
+        setting["timeout"] = number(setting["timeout"])
+        mark = _object(data["mark"], Mark, "mark")
+        mark.update(expectations=tuple(mark["expectations"]), needs=tuple(mark["needs"]))
+        question = Question(**_object(data["question"], Question, "question"))
+        return cls(question=question, setting=Setting(**setting), mark=Mark(**mark))
+
+
+# Observation.
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file whose content decided what happened."""
+
+    name: str
+    """Path below the project, or below torch's own folder as ``torch/...``."""
+    digest: str
+    kept: bool
+    """True for ours, whose content is stored; False for torch's, of which only the digest is."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input, an observed value, or a gradient."""
+
+    role: str
+    """``input``, ``output`` (observed by the case) or ``gradient`` (of an input)."""
+    name: str
+    dtype: str | None
+    """None if there is no such tensor: an input that got no gradient."""
+    shape: tuple[int, ...] | None
+    digest: str | None
+    """SHA-256 of its elements as raw little-endian bytes in row-major order."""
+    whole: bool
+    """True if those bytes are stored; False if only `samples` and `sketch` are."""
+    norm: float | None
+    """Square root of the sum of squares, calculated in float64."""
+    largest: float | None
+    """Largest absolute value."""
+    samples: str | None
+    """Digest of the elements at `agreement.positions`, raw. None if the tensor is whole or missing."""
+    sketch: str | None
+    """Digest of its count sketch (float64). None if the tensor is whole or missing."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One dispatched operator, in the order in which they started."""
+
+    thread: int
+    """Numbered in the order in which threads appear; 0 is the one that called the case."""
+    depth: int
+    """Operators around it: 0 for one called by the case or by autograd itself."""
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    """Shapes of its arguments, empty for those that are not tensors."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A value that the case itself observed."""
+
+    name: str
+    value: Any
+    kind: str
+    """``evidence``, which a replay must repeat, or ``measurement``."""
+    tolerance: float | None
+    """Relative difference of a measurement that still counts as the same. None if none was given."""
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """A process-wide switch that the case left other than it found it."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one phase, in bytes."""
+
+    phase: str
+    before: int | None
+    """Resident size when the phase began. None where the system does not tell."""
+    peak: int | None
+    """Largest resident size during the phase. None where it cannot be reset and read."""
+    after: int | None
+    """Resident size when the phase ended. None where the system does not tell."""
+    cuda_before: int | None
+    """Allocated by torch on the GPU when the phase began. None off the GPU."""
+    cuda_peak: int | None
+    cuda_after: int | None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the worker saw. Written by it, completed to a record by its parent."""
+
+    outcome: Outcome
+    tensors: tuple[Tensor, ...]
+    operators: Mapping[str, tuple[Operator, ...]] | None
+    """By phase: forward, recomputation, backward. None except in the profiled pass."""
+    observed: tuple[Observed, ...]
+    state: tuple[StateChange, ...]
+    memory: tuple[Memory, ...]
+    durations: Mapping[str, float]
+    """Seconds by phase; a phase that was not reached is not there."""
+    machine: str
+    """Digest of the machine's facts as this process saw them."""
+    sources: tuple[Source, ...]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Observation:
+        """Raises RecordError if it is not an observation of this version."""
+        values = _object(data, Observation, "observation")
+        return _observation(values)
+
+    def to_json(self) -> dict[str, Any]:
+        made: dict[str, Any] = _plain(self)
+        return made
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the process ended. Not whether that was expected."""
+
+    kind: str
+    """One of `ENDINGS`."""
+    phase: str | None
+    """One of `PHASES`. None where the process ended where no phase could be seen, or with `finished`."""
+    type: str | None
+    """Qualified name of the exception. None unless `raised`."""
+    bases: tuple[str, ...]
+    """Qualified names of the exception's base classes, nearest first."""
+    message: str | None
+    """The exception's message. None unless `raised`."""
+    traceback: str | None
+    """With paths relative to the project or to torch. None unless `raised`."""
+    detail: str
+    """Signal name, exit code, limit or missing need. Empty when `finished` or `raised`."""
+
+    def fingerprint(self) -> str | None:
+        """Type, phase and message up to its first blank line, without what changes from run to run:
+        addresses, paths, line numbers, process ids. Shapes and byte counts stay. None unless `raised`.
+        """
+        if self.kind != "raised":
+            return None
+        head = re.split(r"\n[ \t]*\n", (self.message or "").strip(), maxsplit=1)[0]
+        return f"{self.type} in {self.phase}: {_without_accidents(head)}"
+
+
+def _without_accidents(text: str) -> str:
+    text = re.sub(r"0x[0-9a-fA-F]+", "ADDRESS", text)
+    text = re.sub(
+        r"(?:[A-Za-z]:)?(?:[/\\][\w.+ -]+)*[/\\][\w.+-]+\.(?:py|so|cpp|h|cu|dll|pyd)\b(?::\d+)?", "PATH", text
+    )
+    text = re.sub(r"\bline \d+", "line N", text)
+    return re.sub(r"\b(pid|process)([ :=]+)\d+", r"\1\2N", text)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a process wrote to stdout or stderr."""
+
+    digest: str
+    """SHA-256 of what was kept."""
+    written: int
+    """Bytes written in all."""
+    kept: int
+    """Bytes kept; less than `written` if it was cut."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the process ended as its parent saw it. None of it is evidence."""
+
+    exit_code: int | None
+    """None if it was ended by a signal or never started."""
+    signal: str | None
+    """Name of the signal that ended it. None if it exited or never started."""
+    started_at: str
+    """When the process was started, UTC, RFC 3339."""
+    duration: float
+    """Seconds from start to end."""
+    stdout: Output
+    stderr: Output
+
+
+@dataclass(frozen=True)
+class Record:
+    """One process: what was asked, what was seen, how it ended."""
+
+    spec: Spec
+    outcome: Outcome
+    observation: Observation | None
+    """None if the worker left none that can be read."""
+    ending: Ending
+
+    def evidence(self) -> dict[str, Any]:
+        """The part that a replay must repeat. Times, hosts, process ids and memory are not in it.
+
+        Where results vary from run to run by nature, only that is.
+        """
+        if any(expectation.get("kind") == "varies" for expectation in self.spec.mark.expectations):
+            return {"varies": True}
+        seen = self.observation
+        outcome = {
+            "kind": self.outcome.kind,
+            "phase": self.outcome.phase,
+            "fingerprint": self.outcome.fingerprint(),
+        }
+        if seen is None:
+            return {"outcome": outcome, "tensors": None, "operators": None, "observed": None, "state": None}
+        return {
+            "outcome": outcome,
+            "tensors": [[t.role, t.name, t.dtype, t.shape, t.digest] for t in seen.tensors],
+            "operators": None
+            if seen.operators is None
+            else {
+                phase: [[o.thread, o.depth, o.name, o.shapes] for o in listed]
+                for phase, listed in seen.operators.items()
+            },
+            "observed": [[o.name, o.value] for o in seen.observed if o.kind == "evidence"],
+            "state": [_plain(change) for change in seen.state],
+        }
+
+    def evidence_digest(self) -> str:
+        """Equal for two records exactly if they hold the same evidence."""
+        return digest(canonical(self.evidence()))
+
+    def blobs(self) -> dict[str, str]:
+        """Every content that must be kept beside the record: digest -> what it is.
+
+        ``machine`` and ``source`` are texts; ``tensor``, ``stdout`` and ``stderr`` are bytes.
+        """
+        wanted = {self.ending.stdout.digest: "stdout", self.ending.stderr.digest: "stderr"}
+        if self.observation is None:
+            return wanted
+        for tensor in self.observation.tensors:
+            kept = (tensor.digest if tensor.whole else None, tensor.samples, tensor.sketch)
+            wanted.update({part: "tensor" for part in kept if part})
+        wanted.update({source.digest: "source" for source in self.observation.sources if source.kept})
+        wanted[self.observation.machine] = "machine"
+        return wanted
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "spec": self.spec.to_json(),
+            "outcome": {**_plain(self.outcome), "fingerprint": self.outcome.fingerprint()},
+            "observation": None if self.observation is None else _without_outcome(self.observation),
+            "ending": _plain(self.ending),
+            "evidence_digest": self.evidence_digest(),
+        }
+
+    def text(self) -> str:
+        """The record as canonical JSON: what is stored, and what its digest is of."""
+        return canonical(self.to_json())
+
+    @classmethod
+    def from_text(cls, text: str) -> Record:
+        """Read a record of this schema or any older one.
+
+        Raises RecordError if it is newer, not a record, or does not match its own evidence digest.
+        """
+        data = parse(text)
+        if not isinstance(data, dict):
+            raise RecordError("a record is a JSON object")
+        data = _upgraded(data)
+        _keys(data, "record", ("spec", "outcome", "observation", "ending", "evidence_digest"))
+        try:
+            record = _record(data)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise RecordError(f"not a record of schema {SCHEMA}: {type(error).__name__}: {error}") from None
+        if record.evidence_digest() != data["evidence_digest"]:
+            raise RecordError(
+                f"evidence digest is {record.evidence_digest()}, the record says {data['evidence_digest']}"
+            )
+        return record
+
+
+_UPGRADES: list[Any] = []
+"""`_UPGRADES[n - 1]` turns schema n into n + 1. Stored text is never changed; only the reading is."""
+
+
+def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    schema = data.get("schema")
+    if isinstance(schema, bool) or not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
+        raise RecordError(
+            f"record has schema {schema!r}; this version reads 1 to {SCHEMA}: update the project to read it"
+        )
+    data = {key: value for key, value in data.items() if key != "schema"}
+    for step in _UPGRADES[schema - 1 :]:
+        data = step(data)
+    return data
+
+
+def _record(data: Mapping[str, Any]) -> Record:
+    outcome = dict(data["outcome"])
+    outcome.pop("fingerprint")
+    ending = _object(data["ending"], Ending, "ending")
+    ending.update(
+        duration=number(ending["duration"]),
+        stdout=Output(**_object(ending["stdout"], Output, "stdout")),
+        stderr=Output(**_object(ending["stderr"], Output, "stderr")),
+    )
+    made = _outcome(outcome)
+    seen = data["observation"]
+    return Record(
+        spec=Spec.from_json(data["spec"]),
+        outcome=made,
+        observation=None if seen is None else Observation.from_json({**seen, "outcome": outcome}),
+        ending=Ending(**ending),
+    )
+
+
+def _outcome(data: Any) -> Outcome:
+    values = _object(data, Outcome, "outcome")
+    if values["kind"] not in ENDINGS:
+        raise RecordError(f"outcome {values['kind']!r} is unknown; known are {', '.join(ENDINGS)}")
+    return Outcome(**{**values, "bases": tuple(values["bases"])})
+
+
+def _observation(values: dict[str, Any]) -> Observation:
+    operators = values["operators"]
+    return Observation(
+        outcome=_outcome(values["outcome"]),
+        tensors=tuple(_tensor(item) for item in values["tensors"]),
+        operators=None
+        if operators is None
+        else {phase: tuple(_operator(item) for item in listed) for phase, listed in operators.items()},
+        observed=tuple(_observed(item) for item in values["observed"]),
+        state=tuple(StateChange(**_object(item, StateChange, "state change")) for item in values["state"]),
+        memory=tuple(Memory(**_object(item, Memory, "memory")) for item in values["memory"]),
+        durations={phase: number(seconds) for phase, seconds in values["durations"].items()},
+        machine=values["machine"],
+        sources=tuple(Source(**_object(item, Source, "source")) for item in values["sources"]),
+    )
+
+
+def _tensor(data: Any) -> Tensor:
+    values = _object(data, Tensor, "tensor")
+    for name in ("norm", "largest"):
+        values[name] = None if values[name] is None else number(values[name])
+    values["shape"] = None if values["shape"] is None else tuple(values["shape"])
+    return Tensor(**values)
+
+
+def _operator(data: Any) -> Operator:
+    """Operators are many, so each is a short list instead of an object."""
+    thread, depth, name, shapes = data
+    return Operator(thread, depth, name, tuple(tuple(shape) for shape in shapes))
+
+
+def _observed(data: Any) -> Observed:
+    values = _object(data, Observed, "observed value")
+    values["tolerance"] = None if values["tolerance"] is None else number(values["tolerance"])
+    return Observed(**values)
+
+
+def _without_outcome(seen: Observation) -> dict[str, Any]:
+    data = seen.to_json()
+    del data["outcome"]
+    return data
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries (`pass_` as `pass`), tuples as lists, operators as short lists."""
+    if isinstance(value, Operator):
+        return [value.thread, value.depth, value.name, [list(shape) for shape in value.shapes]]
+    if hasattr(value, "__dataclass_fields__"):
+        return {field.name.rstrip("_"): _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _keys(data: Any, what: str, names: Sequence[str]) -> None:
+    if not isinstance(data, Mapping):
+        raise RecordError(f"{what} is {type(data).__name__}, not an object")
+    missing, unknown = sorted(set(names) - set(data)), sorted(set(data) - set(names))
+    if missing or unknown:
+        raise RecordError(f"{what} lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}")
+
+
+def _object(data: Any, kind: Any, what: str) -> dict[str, Any]:
+    """The fields of a dataclass out of a JSON object that has exactly them."""
+    names = {field.name.rstrip("_"): field.name for field in fields(kind)}
+    _keys(data, what, tuple(names))
+    return {names[key]: value for key, value in data.items()}
+
+
+# Replays.
+
+
+@dataclass(frozen=True)
+class Replay:
+    """All passes of one case in one setting and repeat."""
+
+    records: Mapping[str, Record]
+    """By pass."""
+
+    @property
+    def plain(self) -> Record | None:
+        """The pass that carries no instrument: outcome, gradients, memory and time come from it.
+        None if it has not run.
+        """
+        return self.records.get("plain")
+
+    @property
+    def any(self) -> Record:
+        """Some record of the replay, for what all of them share: question, setting, mark."""
+        return self.records[min(self.records)]
+
+    @property
+    def spec(self) -> Spec:
+        return self.any.spec
+
+    def digest(self) -> str:
+        """Identity of what was asked: the same when it is run again."""
+        return self.spec.replay_digest()
+
+    def content_digest(self) -> str:
+        """Digest over the records themselves: another when it is run again."""
+        return digest(canonical({name: digest(record.text()) for name, record in self.records.items()}))
+
+    def evidence_digest(self) -> str:
+        """Equal for two replays exactly if every pass holds the same evidence."""
+        return digest(canonical({name: record.evidence_digest() for name, record in self.records.items()}))
+
+
+def replays(records: Sequence[Record]) -> list[Replay]:
+    """Records grouped by replay, in the order in which each replay first appears. The last record of a
+    pass counts if it was run more than once.
+    """
+    grouped: dict[str, dict[str, Record]] = {}
+    for record in records:
+        grouped.setdefault(record.spec.replay_digest(), {})[record.spec.question.pass_] = record
+    return [Replay(passes) for passes in grouped.values()]
+
+
+def with_attempt(spec: Spec, attempt: int) -> Spec:
+    """The same process, tried again."""
+    return replace(spec, setting=replace(spec.setting, attempt=attempt))

@@ -1,0 +1,486 @@
+"""The words a scenario file is written in: `Scenario`, its marks, and what a case is expected to show.
+
+A scenario file holds one fault or one claim about torch. It imports torch and this module, makes one
+`Scenario`, and marks plain functions::
+
+    scenario = Scenario(source="https://...")
+
+    @scenario.inputs                          # seed -> {name: tensor}, float32 on the CPU
+    @scenario.reference                       # the calculation as it should be
+    @scenario.broken(raises(...))             # a way in which it goes wrong, and how that shows
+    @scenario.repair(agrees(bitwise=True))    # a way to put it right, and how close it comes
+    @scenario.control(agrees(...), why="...") # a variant that cannot go wrong here, and why
+
+A case takes the inputs by name (and its variant's parameters, by name) and returns the scalar to
+differentiate; the worker calls `backward()` on it. A case that must stay inside a `with` block while
+the gradients are computed *yields* the scalar instead: the worker differentiates, then lets it end.
+
+Marks may be stacked on one function, each with its own variants (`over=`, `dtypes=`) or devices (`on=`),
+because the same call can break on one device and be a control on another.
+
+Only the standard library is imported here, and nothing newer than Python 3.9: workers load this file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from dataclasses import asdict, dataclass, field
+from typing import Any, Callable, Literal, Mapping, Sequence, TypeVar, Union
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Role = Literal["reference", "broken", "repair", "control"]
+Parameter = Union[str, int, float, bool, None]
+
+CAUSES = (
+    "ambient state",  # SDPA policy, autocast, grad mode, precision switches, default dtype or device
+    "random state",
+    "python value",  # a closure cell, global or attribute
+    "training flag",
+    "tensor changed",  # an input, parameter or buffer written between the runs
+    "effect repeated",  # something that the recomputation did a second time
+    "early stop",
+    "reentrant limit",
+    "another thread",
+    "compiler",
+)
+"""Why a recomputation can differ: the closed vocabulary of `cause=`."""
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+DEVICES = ("cpu", "cuda")
+
+
+class ScenarioError(Exception):
+    """A scenario file contradicts itself: two cases of one name, a mark without an expectation..."""
+
+
+# What a case is expected to show. Each is a plain value: it travels inside the spec as JSON, so that an
+# old record can be judged without the file it came from.
+
+
+@dataclass(frozen=True)
+class Raises:
+    """The case ends with this exception."""
+
+    type: str
+    """Qualified name, or the bare name, of the exception or of one of its bases."""
+    text: str
+    """Text that the message contains. Empty for any."""
+    kind: str = "raises"
+
+
+@dataclass(frozen=True)
+class Agrees:
+    """Output and gradients agree with the reference."""
+
+    bitwise: bool
+    """True: the same bits. False: within the rounding that the float64 reference shows."""
+    kind: str = "agrees"
+
+
+@dataclass(frozen=True)
+class Differs:
+    """Some output or gradient differs from the reference, without any error."""
+
+    by_at_least: float
+    """Largest absolute difference over all outputs and gradients, in their own unit."""
+    kind: str = "differs"
+
+
+@dataclass(frozen=True)
+class RecomputesWithout:
+    """An operator of the forward pass is missing from the recomputation, where another ran instead."""
+
+    operator: str
+    """Operator name, such as ``aten::mm``; read from the profiled pass."""
+    kind: str = "recomputes_without"
+
+
+@dataclass(frozen=True)
+class StateDiffers:
+    """The case leaves this ambient switch other than it found it."""
+
+    name: str
+    """As in the record's list of state changes, such as ``sdpa.math``."""
+    kind: str = "state_differs"
+
+
+@dataclass(frozen=True)
+class NoGradient:
+    """These inputs require a gradient and get none."""
+
+    names: tuple[str, ...]
+    kind: str = "no_gradient"
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peak of memory in use during one phase lies between two sizes."""
+
+    phase: str
+    at_least: int | None
+    """Bytes above what was held when the phase began. None for no bound."""
+    at_most: int | None
+    """Bytes above what was held when the phase began. None for no bound."""
+    kind: str = "peaks"
+
+
+@dataclass(frozen=True)
+class Refuses:
+    """torch refuses one allocation of exactly this size."""
+
+    bytes: int
+    kind: str = "refuses"
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """The case does not end within its time limit."""
+
+    kind: str = "hangs"
+
+
+@dataclass(frozen=True)
+class Dies:
+    """The process ends by a signal or by an exit code of its own."""
+
+    by: str
+    """Signal name such as ``SIGSEGV``, or ``exit 3``. Empty for any."""
+    kind: str = "dies"
+
+
+@dataclass(frozen=True)
+class Varies:
+    """Runs differ from each other; only how often the case fails is judged. Not part of the evidence."""
+
+    at_least: float
+    """Smallest share of repeats, 0 to 1, that end other than `finished`."""
+    at_most: float
+    kind: str = "varies"
+
+
+Expectation = Union[
+    Raises, Agrees, Differs, RecomputesWithout, StateDiffers, NoGradient, Peaks, Refuses, Hangs, Dies, Varies
+]
+_KINDS: dict[str, Any] = {
+    "raises": Raises,
+    "agrees": Agrees,
+    "differs": Differs,
+    "recomputes_without": RecomputesWithout,
+    "state_differs": StateDiffers,
+    "no_gradient": NoGradient,
+    "peaks": Peaks,
+    "refuses": Refuses,
+    "hangs": Hangs,
+    "dies": Dies,
+    "varies": Varies,
+}
+
+
+def expectation_to_json(expectation: Expectation) -> dict[str, Any]:
+    """The expectation as a JSON object; `kind` says which it is."""
+    data = asdict(expectation)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in data.items()}
+
+
+def expectation_from_json(data: Mapping[str, Any]) -> Expectation:
+    """The inverse of `expectation_to_json`. Raises ScenarioError if the kind or its fields are unknown."""
+    kind = data.get("kind")
+    if kind not in _KINDS:
+        raise ScenarioError(f"expectation {kind!r} is unknown; known are {', '.join(sorted(_KINDS))}")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    try:
+        made: Expectation = _KINDS[kind](**values)
+    except TypeError as error:
+        raise ScenarioError(f"expectation {kind!r} has other fields than this version knows: {error}") from None
+    return made
+
+
+def raises(error: type[BaseException] | str, text: str = "") -> Raises:
+    """The case ends with `error` (a class or its qualified name) and a message that contains `text`."""
+    return Raises(type=error if isinstance(error, str) else qualified_name(error), text=text)
+
+
+def agrees(*, bitwise: bool = False, within_rounding: bool = False) -> Agrees:
+    """Output and gradients have the reference's bits, or differ from it by no more than rounding."""
+    if bitwise == within_rounding:
+        raise ScenarioError("agrees() takes exactly one of bitwise=True and within_rounding=True")
+    return Agrees(bitwise=bitwise)
+
+
+def differs(*, by_at_least: float) -> Differs:
+    """No error, and some output or gradient is off by at least this much, in its own unit."""
+    if not by_at_least > 0:
+        raise ScenarioError(f"differs(by_at_least={by_at_least!r}) shows nothing; give a size above 0")
+    return Differs(by_at_least=by_at_least)
+
+
+def recomputes_without(operator: str) -> RecomputesWithout:
+    """The forward pass ran `operator`, the recomputation did not."""
+    return RecomputesWithout(operator=operator)
+
+
+def state_differs(name: str) -> StateDiffers:
+    """The process-wide switch `name` is left other than it was found."""
+    return StateDiffers(name=name)
+
+
+def no_gradient(*names: str) -> NoGradient:
+    """The inputs `names` require a gradient and get none."""
+    if not names:
+        raise ScenarioError("no_gradient() needs the names of the inputs that get none")
+    return NoGradient(names=names)
+
+
+def peaks(phase: str = "forward", *, at_least: int | None = None, at_most: int | None = None) -> Peaks:
+    """Memory in use during `phase` peaks between these bytes above what was held at its start."""
+    if at_least is None and at_most is None:
+        raise ScenarioError("peaks() needs at_least=, at_most= or both, in bytes")
+    return Peaks(phase=phase, at_least=at_least, at_most=at_most)
+
+
+def refuses(*, bytes: int) -> Refuses:
+    """Torch refuses one allocation of exactly `bytes` bytes."""
+    return Refuses(bytes=bytes)
+
+
+def hangs() -> Hangs:
+    """The case does not end within its time limit."""
+    return Hangs()
+
+
+def dies(*, by: str = "") -> Dies:
+    """The process dies, by this signal name or exit code."""
+    return Dies(by=by)
+
+
+def varies(*, at_least: float = 0.0, at_most: float = 1.0) -> Varies:
+    """The ending differs from run to run; between these shares of the repeats fail."""
+    if not 0 <= at_least <= at_most <= 1:
+        raise ScenarioError(f"varies(at_least={at_least!r}, at_most={at_most!r}) is not a range within 0 and 1")
+    return Varies(at_least=at_least, at_most=at_most)
+
+
+def qualified_name(error: type[BaseException]) -> str:
+    """``module.Name``, or the bare name of a builtin."""
+    return error.__qualname__ if error.__module__ == "builtins" else f"{error.__module__}.{error.__qualname__}"
+
+
+# Cases and the scenario that collects them.
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of calling a case."""
+
+    parameters: Mapping[str, Parameter]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mark on one function: a role, what is expected, and the variants it holds for."""
+
+    name: str
+    role: Role
+    expectations: tuple[Expectation, ...]
+    variants: tuple[Variant, ...]
+    on: tuple[str, ...]
+    """Devices for which this mark speaks."""
+    needs: tuple[str, ...]
+    """What must be there, such as ``cuda`` or ``torch>=2.11``; without it the outcome is `not_run`."""
+    cause: str | None
+    """From `CAUSES`: what made the recomputation differ. None where nothing did."""
+    why: str
+    """For a control: why it cannot break here. Empty otherwise."""
+    reference: str | None
+    """Name of the reference it is compared with. None for the scenario's first one."""
+    fork_safe: bool
+    """False if the case must not run in a fork of a process that has imported torch."""
+    timeout: float | None
+    """Seconds; None for the sweep's own limit."""
+    memory: int | None
+    """Bytes; None for the sweep's own limit."""
+    run: Callable[..., Any] = field(compare=False)
+
+
+class Scenario:
+    """Collects the inputs and the cases of one file. The marks return the function unchanged."""
+
+    def __init__(
+        self, *, source: str, threads: int = 1, replays: int | None = None, suites: Sequence[str] = ("full",)
+    ) -> None:
+        """`source` says where the claim comes from; `threads` is the number of compute threads;
+        `replays` how many times each case is replayed, None for the sweep's default; `suites` the named
+        selections beside `full` that include it.
+        """
+        if not source:
+            raise ScenarioError("a scenario needs a source: where the claim or the report comes from")
+        self.source = source
+        self.threads = threads
+        self.replays = replays
+        self.suites = tuple(dict.fromkeys(("full", *suites)))
+        self.cases: list[Case] = []
+        self._inputs: Callable[..., Mapping[str, Any]] | None = None
+
+    def inputs(self, function: Function) -> Function:
+        """Mark the function that makes the inputs: ``seed -> {name: tensor}``.
+
+        Parameters of a variant that it names beside `seed` are passed to it as well.
+        """
+        if self._inputs is not None:
+            raise ScenarioError(f"{function.__name__}: the scenario has its inputs already")
+        self._inputs = function
+        return function
+
+    def reference(
+        self, function: Function | None = None, *, on: Sequence[str] = DEVICES, needs: Sequence[str] = ()
+    ) -> Any:
+        """Mark the calculation as it should be. With several, the first is what cases are compared with
+        unless their mark says `reference=`. It runs in whichever variants its cases have: their dtypes,
+        and those of their parameters that it takes by name. Used bare, or with options.
+        """
+
+        def mark(function: Function) -> Function:
+            self._add(function, "reference", (), on=on, needs=needs)
+            return function
+
+        return mark if function is None else mark(function)
+
+    def broken(self, *expectations: Expectation, cause: str, **options: Any) -> Callable[[Function], Function]:
+        """Mark a way in which the calculation goes wrong, and why (`cause=`, from `CAUSES`)."""
+        return self._mark("broken", expectations, cause=cause, **options)
+
+    def repair(self, *expectations: Expectation, **options: Any) -> Callable[[Function], Function]:
+        """Mark a way to put it right."""
+        return self._mark("repair", expectations, **options)
+
+    def control(self, *expectations: Expectation, why: str, **options: Any) -> Callable[[Function], Function]:
+        """Mark a variant that cannot break on this device or torch, and say why."""
+        return self._mark("control", expectations, why=why, **options)
+
+    def make_inputs(self, seed: int, parameters: Mapping[str, Parameter]) -> Mapping[str, Any]:
+        """The inputs for `seed`, given the variant's parameters that the inputs function names."""
+        if self._inputs is None:
+            raise ScenarioError("the scenario has no @scenario.inputs")
+        wanted = {name: parameters[name] for name in self.input_parameters() if name in parameters}
+        return self._inputs(seed, **wanted)
+
+    def input_parameters(self) -> tuple[str, ...]:
+        """Names, beside the seed, that the inputs depend on."""
+        if self._inputs is None:
+            raise ScenarioError("the scenario has no @scenario.inputs")
+        return tuple(inspect.signature(self._inputs).parameters)[1:]
+
+    def parameters_of(self, case: Case, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+        """Those of `parameters` that `case` or the inputs take by name: the variant of a reference that
+        belongs to a case with these parameters.
+        """
+        taken = set(self.input_parameters()) | set(inspect.signature(case.run).parameters)
+        return {name: value for name, value in parameters.items() if name in taken}
+
+    def find(self, name: str, parameters: Mapping[str, Parameter], dtype: str, device: str) -> Case:
+        """The case of this name that holds `parameters` and `dtype` on `device`; a reference holds any.
+
+        Raises ScenarioError if there is none.
+        """
+        for case in self.cases:
+            if case.name != name or device not in case.on:
+                continue
+            if case.role == "reference" or Variant(dict(parameters), dtype) in case.variants:
+                return case
+        raise ScenarioError(f"no case {name} with {dict(parameters)} in {dtype} on {device}")
+
+    def _mark(
+        self, role: Role, expectations: tuple[Expectation, ...], **options: Any
+    ) -> Callable[[Function], Function]:
+        def mark(function: Function) -> Function:
+            if not expectations:
+                raise ScenarioError(f"{function.__name__}: a {role} case says what it is expected to show")
+            self._add(function, role, expectations, **options)
+            return function
+
+        return mark
+
+    def _add(
+        self,
+        function: Callable[..., Any],
+        role: Role,
+        expectations: tuple[Expectation, ...],
+        *,
+        over: Mapping[str, Sequence[Parameter]] | Sequence[Mapping[str, Parameter]] = (),
+        dtypes: Sequence[str] = ("float32",),
+        on: Sequence[str] = DEVICES,
+        needs: Sequence[str] = (),
+        cause: str | None = None,
+        why: str = "",
+        reference: str | None = None,
+        fork_safe: bool = True,
+        timeout: float | None = None,
+        memory: int | None = None,
+    ) -> None:
+        name = function.__name__
+        _check(name, "cause", [] if cause is None else [cause], CAUSES)
+        _check(name, "dtype", dtypes, DTYPES)
+        _check(name, "device", on, DEVICES)
+        if role == "control" and not why:
+            raise ScenarioError(f"{name}: a control says why it cannot break")
+        case = Case(
+            name=name,
+            role=role,
+            expectations=expectations,
+            variants=tuple(Variant(parameters, dtype) for parameters in _expand(over) for dtype in dtypes),
+            on=tuple(on),
+            needs=tuple(needs),
+            cause=cause,
+            why=why,
+            reference=reference,
+            fork_safe=fork_safe,
+            timeout=timeout,
+            memory=memory,
+            run=function,
+        )
+        for other in self.cases:
+            _refuse_overlap(case, other)
+        self.cases.append(case)
+
+
+def _check(name: str, what: str, found: Sequence[str], allowed: Sequence[str]) -> None:
+    for value in found:
+        if value not in allowed:
+            raise ScenarioError(f"{name}: {what} {value!r} is unknown; known are {', '.join(allowed)}")
+
+
+def _expand(
+    over: Mapping[str, Sequence[Parameter]] | Sequence[Mapping[str, Parameter]],
+) -> list[dict[str, Parameter]]:
+    """A table of values becomes every combination; a list of variants stays as it is."""
+    if isinstance(over, Mapping):
+        names = sorted(over)
+        return [dict(zip(names, values)) for values in itertools.product(*(over[name] for name in names))]
+    return [dict(variant) for variant in over] or [{}]
+
+
+def _refuse_overlap(case: Case, other: Case) -> None:
+    if case.name != other.name or not set(case.on) & set(other.on):
+        return
+    if case.run is not other.run:
+        raise ScenarioError(f"{case.name}: two functions have this name")
+    for variant in case.variants:
+        if variant in other.variants:
+            raise ScenarioError(f"{case.name}: marked twice for {dict(variant.parameters)} in {variant.dtype}")
+
+
+# What a case may say about itself while it runs. The worker listens; without one, nothing happens.
+
+_listeners: list[Callable[[str, Any, str, float | None], None]] = []
+
+
+def observe(name: str, value: Any, *, measurement: bool = False, tolerance: float | None = None) -> None:
+    """Keep a number, text, flag or tensor under `name`, as evidence that a replay must repeat.
+
+    With ``measurement=True`` it is kept and shown but a replay need not repeat it; `tolerance` is the
+    relative difference that is still called the same.
+    """
+    for listener in _listeners:
+        listener(name, value, "measurement" if measurement else "evidence", tolerance)
