@@ -1,0 +1,370 @@
+"""Whether two replays agree, by how much they differ, and where first.
+
+The only module that computes differences from stored tensors. What was compared is said with every
+number: all elements of a tensor that was kept whole, the fixed sample of one that was not.
+
+Only the standard library is imported here, and nothing newer than Python 3.9.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Callable, Iterator, Optional, Sequence
+
+from .record import Observation, Operator, Record, Replay, Tensor
+
+Fetch = Callable[[str], Optional[bytes]]
+"""Content by digest, or None where it is not at hand."""
+
+RANKS = {
+    1: "identical",
+    2: "equal within rounding",
+    3: "other operators, same outcome",
+    4: "different tensors",
+    5: "different outcome",
+    6: "cannot compare",
+}
+
+_FORMATS = {"float32": "f", "float64": "d", "float16": "e"}
+_INTEGERS = {"int8": "b", "uint8": "B", "bool": "B", "int16": "h", "int32": "i", "int64": "q"}
+_MANTISSA = {"float32": 23, "float64": 52, "float16": 10, "bfloat16": 7}
+"""Bits of the fraction."""
+_SMALLEST = {"float32": -126, "float64": -1022, "float16": -14, "bfloat16": -126}
+"""Exponent of the smallest normal number."""
+_WIDTH = {"float32": "I", "float64": "Q", "float16": "H", "bfloat16": "H"}
+
+
+# Numbers out of bytes.
+
+
+def values(content: bytes, dtype: str) -> list[float]:
+    """The elements of a tensor's raw little-endian bytes. Raises ValueError for a dtype without numbers."""
+    if dtype == "bfloat16":
+        halves = struct.unpack(f"<{len(content) // 2}H", content)
+        return list(struct.unpack(f"<{len(halves)}f", struct.pack(f"<{len(halves)}I", *(h << 16 for h in halves))))
+    code = _FORMATS.get(dtype) or _INTEGERS.get(dtype)
+    if code is None:
+        raise ValueError(f"tensors of {dtype} are compared by digest only")
+    return list(struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content))
+
+
+def ulp(value: float, dtype: str) -> float:
+    """Distance from `value` to the next larger number of `dtype`, in the value's own unit."""
+    exponent = math.frexp(abs(value))[1] - 1 if value and math.isfinite(value) else _SMALLEST[dtype]
+    return math.ldexp(1.0, max(exponent, _SMALLEST[dtype]) - _MANTISSA[dtype])
+
+
+def _ordered(content: bytes, dtype: str) -> list[int]:
+    """Floats as integers in the order of their values, so that neighbours differ by one."""
+    code = _WIDTH[dtype]
+    bits = struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content)
+    sign = 1 << (8 * struct.calcsize(code) - 1)
+    return [sign - bit if bit & sign else bit for bit in bits]
+
+
+# Differences of two records.
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one tensor differs between two records."""
+
+    role: str
+    name: str
+    dtype: str
+    """Of the first record's tensor, whose ULP is the unit of `ulp`."""
+    elements: int
+    compared: int
+    """Elements looked at: all, or the sample of a tensor too large to be kept. 0 if neither was at hand."""
+    equal_bits: int
+    """Elements compared that have the same bits. 0 where the dtypes differ."""
+    absolute: float
+    """Largest absolute difference, in the tensor's own unit. Infinite where only one is NaN."""
+    relative: float
+    """Largest absolute difference over the largest absolute value of the second."""
+    ulp: float
+    """Largest difference in units in the last place of the first's dtype. NaN if it has none."""
+    distance: float | None
+    """Estimated square root of the sum of squared differences, from the sketches of large tensors, with a
+    relative standard error of about 3 %. None for tensors kept whole."""
+
+    @property
+    def same_bits(self) -> bool:
+        return self.compared > 0 and self.equal_bits == self.compared == self.elements
+
+
+def differences(ours: Record, theirs: Record, fetch: Fetch) -> list[Difference]:
+    """Outputs and gradients that both records have, compared.
+
+    Tensors of equal digest are equal whether or not their content is at hand.
+    """
+    if ours.observation is None or theirs.observation is None:
+        return []
+    others = {(tensor.role, tensor.name): tensor for tensor in theirs.observation.tensors}
+    pairs = [(tensor, others.get((tensor.role, tensor.name))) for tensor in ours.observation.tensors]
+    return [
+        difference(first, second, fetch)
+        for first, second in pairs
+        if second is not None and first.role != "input" and first.digest and second.digest
+    ]
+
+
+def difference(ours: Tensor, theirs: Tensor, fetch: Fetch) -> Difference:
+    """How two tensors differ. Nothing is compared if their shapes differ or their content is missing."""
+    dtype = ours.dtype or ""
+    elements = math.prod(ours.shape or ())
+    if ours.digest == theirs.digest and ours.dtype == theirs.dtype and ours.shape == theirs.shape:
+        return Difference(ours.role, ours.name, dtype, elements, elements, elements, 0.0, 0.0, 0.0, None)
+    first, second = _content(ours, fetch), _content(theirs, fetch)
+    if first is None or second is None or ours.shape != theirs.shape or ours.whole != theirs.whole:
+        return Difference(ours.role, ours.name, dtype, elements, 0, 0, math.nan, math.nan, math.nan, None)
+    return _compare(ours, theirs, first, second, fetch)
+
+
+def _content(tensor: Tensor, fetch: Fetch) -> bytes | None:
+    wanted = tensor.digest if tensor.whole else tensor.samples
+    return None if wanted is None else fetch(wanted)
+
+
+def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
+    dtype, other = ours.dtype or "", theirs.dtype or ""
+    left, right = values(first, dtype), values(second, other)
+    gaps = [_gap(a, b) for a, b in zip(left, right)]
+    scale = max((abs(value) for value in right if math.isfinite(value)), default=0.0)
+    absolute = max(gaps, default=0.0)
+    return Difference(
+        role=ours.role,
+        name=ours.name,
+        dtype=dtype,
+        elements=math.prod(ours.shape or ()),
+        compared=len(gaps),
+        equal_bits=_equal_bits(first, second, len(gaps)) if dtype == other else 0,
+        absolute=absolute,
+        relative=absolute / scale if scale else (0.0 if absolute == 0 else math.inf),
+        ulp=_ulps(first, second, gaps, right, dtype, same=dtype == other),
+        distance=_distance(ours, theirs, fetch),
+    )
+
+
+def _gap(first: float, second: float) -> float:
+    if math.isnan(first) or math.isnan(second):
+        return 0.0 if math.isnan(first) and math.isnan(second) else math.inf
+    return 0.0 if first == second else abs(first - second)
+
+
+def _equal_bits(first: bytes, second: bytes, count: int) -> int:
+    width = len(first) // count if count else 1
+    return sum(first[at : at + width] == second[at : at + width] for at in range(0, len(first), width))
+
+
+def _ulps(first: bytes, second: bytes, gaps: list[float], right: list[float], dtype: str, *, same: bool) -> float:
+    if dtype not in _MANTISSA:
+        return math.nan
+    if same:
+        pairs = zip(_ordered(first, dtype), _ordered(second, dtype))
+        return float(max((abs(a - b) for a, b in pairs), default=0))
+    return max((gap / ulp(value, dtype) for gap, value in zip(gaps, right)), default=0.0)
+
+
+def _distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
+    first = fetch(ours.sketch) if ours.sketch else None
+    second = fetch(theirs.sketch) if theirs.sketch else None
+    if first is None or second is None or len(first) != len(second):
+        return None
+    pairs = zip(values(first, "float64"), values(second, "float64"))
+    return math.sqrt(sum((a - b) ** 2 for a, b in pairs))
+
+
+# Rounding that the scenario itself shows.
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What counts as rounding for one tensor: measured, never tuned."""
+
+    own_error: float
+    """Largest absolute error of the reference against itself in float64, in the tensor's own unit."""
+    last_place: float
+    """One unit in the last place at the tensor's largest value."""
+
+    @property
+    def total(self) -> float:
+        """Two calculations that each err as much as the reference does, each rounded once more."""
+        return 2 * (self.own_error + self.last_place)
+
+
+def allowances(reference: Record, float64: Record, fetch: Fetch) -> dict[tuple[str, str], Allowance]:
+    """For each output and gradient of the reference, by role and name, what counts as rounding."""
+    largest = {(t.role, t.name): t.largest for t in (reference.observation.tensors if reference.observation else ())}
+    return {
+        (d.role, d.name): Allowance(d.absolute, ulp(largest.get((d.role, d.name)) or 0.0, d.dtype))
+        for d in differences(reference, float64, fetch)
+        if d.compared and d.dtype in _MANTISSA
+    }
+
+
+# Operators.
+
+
+@dataclass(frozen=True)
+class Step:
+    """One place of two aligned operator lists."""
+
+    left: Operator | None
+    """None where only the right list has an operator."""
+    right: Operator | None
+    """None where only the left list has an operator."""
+
+    @property
+    def same(self) -> bool:
+        return self.left == self.right
+
+
+def align(left: Sequence[Operator], right: Sequence[Operator]) -> list[Step]:
+    """Two operator lists side by side, so that one inserted or removed does not shift the rest."""
+    matcher = SequenceMatcher(a=[_name(o) for o in left], b=[_name(o) for o in right], autojunk=False)
+    return [step for block in matcher.get_opcodes() for step in _steps(left, right, block)]
+
+
+def _steps(
+    left: Sequence[Operator], right: Sequence[Operator], block: tuple[str, int, int, int, int]
+) -> Iterator[Step]:
+    _, a, b, c, d = block
+    for index in range(max(b - a, d - c)):
+        yield Step(
+            left[a + index] if a + index < b else None,
+            right[c + index] if c + index < d else None,
+        )
+
+
+def _name(operator: Operator) -> tuple[int, str]:
+    return operator.depth, operator.name
+
+
+def first_difference(left: Sequence[Operator], right: Sequence[Operator]) -> tuple[int, Step] | None:
+    """The first place, in aligned order, where names or shapes differ. None if the lists are the same."""
+    for index, step in enumerate(align(left, right)):
+        if not step.same:
+            return index, step
+    return None
+
+
+# Agreement of two replays.
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The rank of two replays and the rule that decided it."""
+
+    rank: int
+    """A key of `RANKS`; smaller is closer."""
+    rule: str
+    """Why it is this rank, in one sentence."""
+    first: str
+    """Where they first differ. Empty when identical."""
+    differences: tuple[Difference, ...]
+    """Of the plain passes."""
+
+    @property
+    def word(self) -> str:
+        return RANKS[self.rank]
+
+
+def rank(
+    ours: Replay, theirs: Replay, fetch: Fetch, allowed: dict[tuple[str, str], Allowance] | None = None
+) -> Agreement:
+    """How closely two replays of one case agree. `allowed` is what counts as rounding, if it was measured."""
+    hindrance = _hindrance(ours, theirs)
+    if hindrance:
+        return Agreement(6, hindrance, "", ())
+    if ours.evidence_digest() == theirs.evidence_digest():
+        return Agreement(1, "the evidence digests are equal", "", ())
+    outcome = _outcome_difference(ours, theirs)
+    if outcome:
+        return Agreement(5, "a pass ended otherwise", outcome, ())
+    first, second = ours.records["plain"], theirs.records["plain"]
+    found = tuple(differences(first, second, fetch))
+    tensors = _tensor_difference(first.observation, second.observation, found, allowed)
+    if tensors:
+        return Agreement(4, "a tensor differs by more than rounding", tensors, found)
+    operators = _operator_difference(ours, theirs)
+    if operators:
+        return Agreement(3, "an operator differs, no tensor beyond rounding", operators, found)
+    other = _other_difference(first, second)
+    if other:
+        return Agreement(4, "a value that the case observed differs", other, found)
+    return Agreement(2, "no tensor differs by more than the rounding that the float64 reference shows", "", found)
+
+
+def _hindrance(ours: Replay, theirs: Replay) -> str:
+    if ours.spec.question.case_digest() != theirs.spec.question.case_digest():
+        return "they answer different questions"
+    if "plain" not in ours.records or "plain" not in theirs.records:
+        return "a plain pass is missing"
+    first, second = ours.records["plain"], theirs.records["plain"]
+    if "not_run" in (first.outcome.kind, second.outcome.kind):
+        return f"not run: {first.outcome.detail or second.outcome.detail}"
+    if set(ours.records) != set(theirs.records):
+        return "they were looked at in different passes"
+    if first.observation and second.observation and _inputs(first.observation) != _inputs(second.observation):
+        return "the inputs differ"
+    return ""
+
+
+def _inputs(seen: Observation) -> list[tuple[str, str | None]]:
+    return [(tensor.name, tensor.digest) for tensor in seen.tensors if tensor.role == "input"]
+
+
+def _outcome_difference(ours: Replay, theirs: Replay) -> str:
+    for name in sorted(ours.records):
+        first, second = ours.records[name].outcome, theirs.records[name].outcome
+        left = (first.kind, first.phase, first.fingerprint())
+        right = (second.kind, second.phase, second.fingerprint())
+        if left != right:
+            return f"{name} pass: {left[2] or left[0]} against {right[2] or right[0]}"
+    return ""
+
+
+def _tensor_difference(
+    ours: Observation | None,
+    theirs: Observation | None,
+    found: Sequence[Difference],
+    allowed: dict[tuple[str, str], Allowance] | None,
+) -> str:
+    if ours is None or theirs is None:
+        return "" if ours is theirs else "one side left no observation"
+    if _present(ours) != _present(theirs):
+        return "other tensors are there, or of other shapes"
+    for item in found:
+        limit = (allowed or {}).get((item.role, item.name))
+        within = item.same_bits or (limit is not None and item.compared and item.absolute <= limit.total)
+        if not within:
+            return f"{item.role} {item.name} differs by {item.absolute:.3g}"
+    return ""
+
+
+def _present(seen: Observation) -> list[tuple[str, str, str | None, tuple[int, ...] | None]]:
+    return [(t.role, t.name, t.dtype, t.shape) for t in seen.tensors]
+
+
+def _operator_difference(ours: Replay, theirs: Replay) -> str:
+    for name in sorted(ours.records):
+        first, second = ours.records[name].observation, theirs.records[name].observation
+        left, right = (first and first.operators) or {}, (second and second.operators) or {}
+        for phase in sorted(set(left) | set(right)):
+            found = first_difference(left.get(phase, ()), right.get(phase, ()))
+            if found:
+                return f"{phase}, operator {found[0]}: {_shown(found[1].left)} against {_shown(found[1].right)}"
+    return ""
+
+
+def _other_difference(ours: Record, theirs: Record) -> str:
+    first, second = ours.evidence(), theirs.evidence()
+    return next((f"{name} differ" for name in ("observed", "state") if first.get(name) != second.get(name)), "")
+
+
+def _shown(operator: Operator | None) -> str:
+    return "none" if operator is None else operator.name
