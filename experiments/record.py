@@ -153,6 +153,61 @@ def digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
 
 
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "GOMP_CPU_AFFINITY",
+    "GOMP_SPINCOUNT",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "KMP_SETTINGS",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS",
+    "MKL_THREADING_LAYER",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_MAX_ACTIVE_LEVELS",
+    "OMP_NESTED",
+    "OMP_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "OMP_SCHEDULE",
+    "OMP_STACKSIZE",
+    "OMP_THREAD_LIMIT",
+    "OMP_WAIT_POLICY",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_NUM_THREADS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+)
+"""Environment variables that a calculation depends on. These are passed from the caller to a worker and
+recorded, by whole name; nothing else of the environment is recorded, so no secret can be."""
+
+
+def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of `VARIABLES` that are set."""
+    return {name: environment[name] for name in VARIABLES if name in environment}
+
+
+def machine_identity(facts: Mapping[str, Any]) -> str:
+    """Digest of what makes a machine this one: host, processor, GPU, system. Not torch, threads, switches."""
+    cpu = {name: facts["cpu"][name] for name in ("model", "architecture", "cores")}
+    return digest(
+        canonical({"host": facts["host"], "cpu": cpu, "gpu": facts["gpu"], "system": facts["system"]["name"]})
+    )
+
+
 # Spec.
 
 
@@ -495,6 +550,8 @@ class Ending:
     """Seconds from start to end."""
     stdout: Output
     stderr: Output
+    unreadable: Output | None
+    """The observation that the worker left but nobody can read. None if there is no such thing."""
 
 
 @dataclass(frozen=True)
@@ -542,9 +599,12 @@ class Record:
     def blobs(self) -> dict[str, str]:
         """Every content that must be kept beside the record: digest -> what it is.
 
-        ``machine`` and ``source`` are texts; ``tensor``, ``stdout`` and ``stderr`` are bytes.
+        ``machine`` and ``source`` are texts, the others bytes: ``tensor``, ``stdout``, ``stderr``,
+        ``unreadable`` (an observation that nobody can read).
         """
         wanted = {self.ending.stdout.digest: "stdout", self.ending.stderr.digest: "stderr"}
+        if self.ending.unreadable is not None:
+            wanted[self.ending.unreadable.digest] = "unreadable"
         if self.observation is None:
             return wanted
         for tensor in self.observation.tensors:
@@ -614,6 +674,9 @@ def _record(data: Mapping[str, Any]) -> Record:
         duration=number(ending["duration"]),
         stdout=Output(**_object(ending["stdout"], Output, "stdout")),
         stderr=Output(**_object(ending["stderr"], Output, "stderr")),
+        unreadable=None
+        if ending["unreadable"] is None
+        else Output(**_object(ending["unreadable"], Output, "unreadable observation")),
     )
     made = _outcome(outcome)
     seen = data["observation"]

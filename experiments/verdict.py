@@ -205,9 +205,7 @@ def _varies(expected: Varies, context: Context) -> tuple[str, str]:
         return CANNOT_SAY, "no repeat has run"
     failed = sum(kind != "finished" for kind in ran)
     shown = f"failed in {failed} of {len(ran)} repeats"
-    return _says(
-        expected.at_least <= failed / len(ran) <= expected.at_most, f"failed in {failed} of {len(ran)} repeats"
-    )
+    return _says(expected.at_least <= failed / len(ran) <= expected.at_most, shown)
 
 
 def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[str, str]:

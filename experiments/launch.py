@@ -1,0 +1,345 @@
+"""Starts a worker, waits for it, ends its process group, and composes the record that it could not write.
+
+A process ends in one of the ways of `record.ENDINGS`; which one, only its parent can see:
+
+    finished, raised    the worker said so, and exited with 0
+    timed_out           not ended within the time limit: its group got SIGTERM, then SIGKILL
+    out_of_memory       its resident memory passed the limit: its group got SIGKILL
+    died                a signal, an exit code, or no observation that can be read
+    not_run             a need is missing; nothing was started
+
+Covers the process group of the worker on Linux and macOS. Does not cover a child that makes a session of
+its own. The memory limit needs `/proc`; elsewhere it is not watched. Only the standard library is imported
+here, and nothing newer than Python 3.9.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Mapping
+
+from .record import (
+    PHASES,
+    VARIABLES,
+    Ending,
+    Observation,
+    Outcome,
+    Output,
+    Record,
+    RecordError,
+    Spec,
+    canonical,
+    digest,
+    parse,
+)
+
+PATIENCE = 2.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "HOME", "USERPROFILE", "CUDA_HOME")
+"""Environment variables without which an interpreter, torch or CUDA may not start. Passed, not recorded."""
+
+LARGEST_OBSERVATION = 256 * 2**20
+"""Bytes of an observation that are read."""
+
+
+class LaunchError(Exception):
+    """A worker could not be started at all: no such interpreter, no folder to run in."""
+
+
+def run(spec: Spec, folder: Path, root: Path) -> Record:
+    """Run one spec to its end and leave `folder` ready to be archived."""
+    running = start(spec, folder, root)
+    while True:
+        record = running.poll()
+        if record is not None:
+            return record
+        time.sleep(0.01)
+
+
+def start(spec: Spec, folder: Path, root: Path) -> Running:
+    """Start the worker for `spec` from the sources below `root`, with `folder` (which must not exist) as its own.
+
+    Raises LaunchError if it cannot be started.
+    """
+    try:
+        folder.mkdir(parents=True)
+        (folder / "tmp").mkdir()
+        (folder / "blobs").mkdir()
+        (folder / "spec.json").write_text(canonical(spec.to_json()), encoding="utf-8")
+        return Running(spec, folder, _process(spec, folder, root))
+    except OSError as error:
+        raise LaunchError(f"could not start a worker with {interpreter(spec)}: {error}") from None
+
+
+def interpreter(spec: Spec) -> str:
+    """The Python that runs the worker."""
+    return spec.setting.interpreter or sys.executable
+
+
+def environment(spec: Spec, folder: Path) -> dict[str, str]:
+    """All that the worker gets: what it needs to start, the caller's numeric variables, the setting's."""
+    caller = {name: os.environ[name] for name in (*NEEDED, *VARIABLES) if name in os.environ}
+    return {
+        **caller,
+        "LC_ALL": "C.UTF-8",
+        "OMP_NUM_THREADS": str(spec.question.threads),
+        "PYTHONHASHSEED": str(spec.setting.hash_seed),
+        "PYTHONNOUSERSITE": "1",
+        "TMPDIR": str(folder / "tmp"),
+        "TEMP": str(folder / "tmp"),
+        **spec.setting.variables,
+    }
+
+
+def _process(spec: Spec, folder: Path, root: Path) -> subprocess.Popen[bytes]:
+    program = root / "experiments" / "worker" / "__main__.py"
+    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        return subprocess.Popen(
+            [interpreter(spec), str(program), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            cwd=folder / "tmp",
+            env=environment(spec, folder),
+            start_new_session=True,
+        )
+
+
+class Running:
+    """A worker that has been started."""
+
+    def __init__(self, spec: Spec, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.spec, self.folder, self.process = spec, folder, process
+        self.started_at = now()
+        self._started = time.monotonic()
+        self._deadline = self._started + spec.setting.timeout
+        self._kill_at: float | None = None
+        self._ended_for: Outcome | None = None
+
+    def poll(self) -> Record | None:
+        """The record, once the process has ended; None while it runs. Keeps its limits meanwhile."""
+        if self.process.poll() is None:
+            self._keep_limits()
+            return None
+        duration = time.monotonic() - self._started
+        self._end_group(getattr(signal, "SIGKILL", signal.SIGTERM))
+        return self._compose(duration)
+
+    def stop(self) -> None:
+        """End the process and its group at once; no record comes of it."""
+        self._end_group(getattr(signal, "SIGKILL", signal.SIGTERM))
+        self.process.wait()
+        self._close()
+
+    def _keep_limits(self) -> None:
+        current = time.monotonic()
+        if self._kill_at is not None:
+            if current >= self._kill_at:
+                self._end_group(getattr(signal, "SIGKILL", signal.SIGTERM))
+        elif current >= self._deadline:
+            self._ended_for = _ended("timed_out", self._phase(), f"after {self.spec.setting.timeout:g} seconds")
+            self._end_group(signal.SIGTERM)
+            self._kill_at = current + PATIENCE
+        elif self.spec.setting.memory is not None and _resident(self.process.pid) > self.spec.setting.memory:
+            self._ended_for = _ended("out_of_memory", self._phase(), f"over {self.spec.setting.memory} bytes")
+            self._end_group(getattr(signal, "SIGKILL", signal.SIGTERM))
+            self._kill_at = current
+
+    def _end_group(self, with_signal: int) -> None:
+        try:
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, with_signal)
+            else:
+                self.process.send_signal(with_signal)
+        except (ProcessLookupError, PermissionError):
+            # Nobody is left in the group; macOS says "not permitted" of a group of the dead.
+            return
+
+    def _phase(self) -> str | None:
+        try:
+            phase = (self.folder / "phase").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return phase if phase in PHASES else None
+
+    def _close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+    def _compose(self, duration: float) -> Record:
+        self._close()
+        code = self.process.returncode
+        seen, unreadable, problem = self._observation()
+        record = Record(
+            spec=self.spec,
+            outcome=self._outcome(code, seen, problem),
+            observation=seen,
+            ending=Ending(
+                exit_code=None if code < 0 else code,
+                signal=_signal_name(-code) if code < 0 else None,
+                started_at=self.started_at,
+                duration=duration,
+                stdout=_kept(self.folder, "stdout", self.spec.setting.output),
+                stderr=_kept(self.folder, "stderr", self.spec.setting.output),
+                unreadable=unreadable,
+            ),
+        )
+        _leave(self.folder, record)
+        return record
+
+    def _outcome(self, code: int, seen: Observation | None, problem: str) -> Outcome:
+        if self._ended_for is not None:
+            return self._ended_for
+        if code != 0:
+            return _ended("died", self._phase(), _signal_name(-code) if code < 0 else f"exit {code}")
+        if seen is None:
+            return _ended("died", self._phase(), f"exit 0, {problem}")
+        return seen.outcome
+
+    def _observation(self) -> tuple[Observation | None, Output | None, str]:
+        """The observation, or what is there instead and why it cannot be read."""
+        path = self.folder / "observation.json"
+        if not path.is_file():
+            return None, None, "without an observation"
+        try:
+            if path.stat().st_size > LARGEST_OBSERVATION:
+                raise RecordError(f"it has more than {LARGEST_OBSERVATION} bytes")
+            return Observation.from_json(parse(path.read_text(encoding="utf-8"))), None, ""
+        except (RecordError, UnicodeDecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            output = _kept(self.folder, "observation.json", self.spec.setting.output)
+            return None, output, f"with an observation that cannot be read: {error}"
+
+
+def not_run(spec: Spec, folder: Path, need: str) -> Record:
+    """The record of a case that was not started because `need` is missing."""
+    folder.mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    for name in ("stdout", "stderr"):
+        (folder / name).touch()
+    nothing = Output(digest(b""), 0, 0)
+    record = Record(
+        spec=spec,
+        outcome=_ended("not_run", None, f"needs {need}"),
+        observation=None,
+        ending=Ending(None, None, now(), 0.0, nothing, nothing, None),
+    )
+    (folder / "blobs" / digest(b"")).touch()
+    _leave(folder, record)
+    return record
+
+
+def now() -> str:
+    """The time, UTC, RFC 3339, to the millisecond."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _ended(kind: str, phase: str | None, detail: str) -> Outcome:
+    return Outcome(kind, phase, None, (), None, None, detail)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _resident(process: int) -> int:
+    """Resident bytes of the process. 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{process}/statm") as file:  # noqa: PTH123 - read a hundred times a second
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError, AttributeError):
+        return 0
+
+
+def _kept(folder: Path, name: str, limit: int) -> Output:
+    """Move what a process wrote into `blobs/`, its middle cut out visibly beyond `limit` bytes."""
+    path = folder / name
+    written = path.stat().st_size
+    with path.open("rb") as file:
+        content = file.read() if written <= limit else _head_and_tail(file, written, limit)
+    found = digest(content)
+    (folder / "blobs" / found).write_bytes(content)
+    return Output(found, written, len(content))
+
+
+def _head_and_tail(file: IO[bytes], written: int, limit: int) -> bytes:
+    half = limit // 2
+    head = file.read(half)
+    file.seek(written - half)
+    return head + b"\n[%d bytes cut here]\n" % (written - 2 * half) + file.read(half)
+
+
+def _leave(folder: Path, record: Record) -> None:
+    """Write the record into its folder, durable and all at once, and what needs no keeping out of it."""
+    beside = folder / "record.part"
+    with beside.open("w", encoding="utf-8", newline="") as file:
+        file.write(record.text())
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(folder / "record.json")
+    shutil.rmtree(folder / "tmp", ignore_errors=True)
+
+
+# Copied sources.
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A copy of the sources, checked against the originals."""
+
+    root: Path
+    digests: Mapping[str, str]
+    """By path below the root."""
+
+
+def copy_sources(root: Path, target: Path) -> Copied:
+    """Copy what a worker runs into `target` and verify every file by its digest.
+
+    Raises LaunchError if a copy differs from its original.
+    """
+    patterns = ("*.py", "worker/*.py", "scenarios/**/*.py")
+    paths = sorted({path for pattern in patterns for path in (root / "experiments").glob(pattern)})
+    digests: dict[str, str] = {}
+    for path in paths:
+        name = path.relative_to(root)
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+        digests[name.as_posix()] = digest(path.read_bytes())
+        if digest(copy.read_bytes()) != digests[name.as_posix()]:
+            raise LaunchError(f"the copy of {name} differs from its original")
+    return Copied(target, digests)
+
+
+def describe(root: Path, python: str, target: Path, variables: Mapping[str, str]) -> Any:
+    """Ask the interpreter which scenarios there are and what machine it sees.
+
+    Raises LaunchError if it does not answer.
+    """
+    program = root / "experiments" / "worker" / "__main__.py"
+    caller = {name: os.environ[name] for name in (*NEEDED, *VARIABLES) if name in os.environ}
+    try:
+        ended = subprocess.run(
+            [python or sys.executable, str(program), "--describe", str(target)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**caller, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONNOUSERSITE": "1", **variables},
+            check=False,
+        )
+    except OSError as error:
+        raise LaunchError(f"could not start {python or sys.executable}: {error}") from None
+    if ended.returncode or not target.is_file():
+        lines = ended.stderr.decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"]
+        raise LaunchError(f"{python or sys.executable} could not list the scenarios: {lines[-1]}")
+    return parse(target.read_text(encoding="utf-8"))

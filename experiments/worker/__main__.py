@@ -1,0 +1,108 @@
+"""What a parent and a worker say to each other, and the worker's start.
+
+    python .../experiments/worker/__main__.py FOLDER
+        FOLDER/spec.json is read. While it runs, FOLDER/phase names the phase it is in. At the end
+        FOLDER/observation.json is there, written beside and renamed into place, and FOLDER/blobs/ holds,
+        by SHA-256, every content that it names. Exit status 0. An exception of the *case* is part of the
+        observation; any other ending is for the parent to record.
+
+    python .../experiments/worker/__main__.py --describe FILE
+        Writes the catalogue and the machine's facts as JSON to FILE.
+
+The parent holds the other end of stdin and never writes to it. When it closes, the parent is gone, and
+the worker ends itself and its process group.
+
+This file may be started from any folder, from a copy, and under any Python from 3.9 that has torch. It is
+started by its path, so nothing of the caller's working directory or PYTHONPATH is imported; the package it
+belongs to is mounted as `experiments` from where this file lies.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _mount() -> None:
+    """Make `experiments` the package around this file, whatever else has that name.
+
+    The folder that Python put on the path for a script is this one, whose module names (`profile`...)
+    would hide the standard library's.
+    """
+    here = str(Path(__file__).resolve().parent)
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
+    package = ROOT / "experiments"
+    spec = importlib.util.spec_from_file_location(
+        "experiments", package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{package} is not a package")
+    sys.modules["experiments"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _end_with_parent() -> None:
+    """End this process and its group when the parent's end of stdin closes."""
+    pipe = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    threading.Thread(target=_wait_for_end, args=(pipe,), name="twofold-parent", daemon=True).start()
+    if sys.platform == "linux":
+        _end_with_parent_even_if_stuck()
+
+
+def _wait_for_end(pipe: int) -> None:
+    while True:
+        try:
+            if os.read(pipe, 1) == b"":
+                break
+        except OSError:
+            break
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _end_with_parent_even_if_stuck() -> None:
+    """Ask Linux for SIGKILL when the parent dies: the thread above needs the interpreter lock, and code
+    that is stuck in C may hold it for ever. Without ctypes, only the thread is there.
+    """
+    try:
+        import ctypes  # noqa: PLC0415 - some builds of Python lack it
+
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+    except (ImportError, OSError, AttributeError):
+        return
+
+
+def main(arguments: list[str]) -> int:
+    _mount()
+    if len(arguments) == 2 and arguments[0] == "--describe":
+        from experiments.worker import describe  # noqa: PLC0415 - `experiments` is mounted only now
+
+        describe.write(Path(arguments[1]), ROOT)
+        return 0
+    if len(arguments) == 1 and not arguments[0].startswith("-"):
+        _end_with_parent()
+        from experiments.worker import replay  # noqa: PLC0415 - as above
+
+        replay.run(Path(arguments[0]).resolve(), ROOT)
+        return 0
+    print("usage: __main__.py FOLDER | __main__.py --describe FILE", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    # The observation is in place, so nothing is lost by not taking the interpreter apart, which costs a
+    # third of a second or more once torch is loaded and can hang on a thread that the case left behind.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,76 @@
+"""An exception of the case as an outcome: bounded, printable, without this machine's paths."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import tempfile
+import traceback
+from pathlib import Path
+
+import torch
+
+from ..record import Outcome, digest, printable
+from ..scenario import qualified_name
+
+LONGEST = 65536
+"""Characters of a message or traceback that are kept."""
+
+
+def outcome(error: BaseException, phase: str, root: Path, first: str) -> Outcome:
+    """`error` as the outcome of `phase`; the traceback begins at the file `first`."""
+    return Outcome(
+        kind="raised",
+        phase=phase,
+        type=qualified_name(type(error)),
+        bases=tuple(qualified_name(base) for base in type(error).__mro__[1:-1]),
+        message=_cut(_relative(_message(error), root)),
+        traceback=_cut(_traceback(error, root, first)),
+        detail="",
+    )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return printable(str(error))
+    except BaseException as broken:  # noqa: BLE001 - an exception that cannot be printed is an observation too
+        return f"[{type(error).__name__} cannot be printed: its __str__ raised {type(broken).__name__}]"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}\n[cut here: {len(text)} characters in all, SHA-256 {digest(text)}]"
+
+
+def _traceback(error: BaseException, root: Path, first: str) -> str:
+    frames = list(traceback.extract_tb(error.__traceback__))
+    start = next((index for index, frame in enumerate(frames) if frame.filename == first), 0)
+    lines = [
+        f'  File "{_relative(f.filename, root)}", line {f.lineno}, in {f.name}\n    {f.line}' for f in frames[start:]
+    ]
+    return "\n".join(["Traceback (most recent call last):", *lines, qualified_name(type(error))])
+
+
+def _relative(text: str, root: Path) -> str:
+    """`text` with the folders of this machine replaced by what they are."""
+    for folder, name in _folders(root):
+        text = text.replace(folder + os.sep, name)
+    return text
+
+
+def _folders(root: Path) -> list[tuple[str, str]]:
+    paths = sysconfig.get_paths()
+    known = [
+        (str(Path(torch.__file__).parent), "torch/"),
+        (str(root), ""),
+        (paths["purelib"], "site-packages/"),
+        (paths["platlib"], "site-packages/"),
+        (paths["stdlib"], "python/"),
+        (sys.prefix, "prefix/"),
+        (sys.base_prefix, "prefix/"),
+        (tempfile.gettempdir(), "temporary/"),
+        (str(Path.home()), "home/"),
+    ]
+    return sorted(((folder, name) for folder, name in known if len(folder) > 1), key=lambda pair: -len(pair[0]))

@@ -1,0 +1,116 @@
+"""The facts of the machine, as the process that does the calculation sees them.
+
+What a number can depend on: torch and its build, the CPU and which of its instruction sets is in use,
+threads, GPU, system, numeric switches, and environment variables from a list of names. Nothing else of the
+environment is read, and no host name: a digest tells one host from another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any, Mapping
+
+import torch
+
+from ..record import recorded_variables
+from . import state
+
+
+def facts(environment: Mapping[str, str]) -> dict[str, Any]:
+    """All facts. Two processes of one setting on one machine read the same."""
+    return {
+        "host": _host(),
+        "torch": _torch(),
+        "cpu": _cpu(),
+        "gpu": _gpu(),
+        "system": _system(),
+        "python": _python(),
+        "switches": state.snapshot(),
+        "variables": recorded_variables(environment),
+    }
+
+
+def _host() -> str:
+    """Tells hosts apart without naming them."""
+    identity = Path("/etc/machine-id")
+    text = platform.node() + (identity.read_text() if identity.is_file() else "")
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _torch() -> dict[str, Any]:
+    return {
+        "version": str(torch.__version__),
+        "git": torch.version.git_version,
+        "debug": bool(torch.version.debug),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "build": torch.__config__.show(),
+        "parallel": torch.__config__.parallel_info(),
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "model": _cpu_model(),
+        "architecture": platform.machine(),
+        "byte_order": sys.byteorder,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "usable_cores": None if affinity is None else len(affinity(0)),
+        "mkl": torch.backends.mkl.is_available(),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor()
+
+
+def _gpu() -> dict[str, Any] | None:
+    """None without a usable CUDA device."""
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "capability": list(torch.cuda.get_device_capability(0)),
+        "memory": properties.total_memory,
+        "driver": _driver(),
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def _driver() -> str | None:
+    """Version of the NVIDIA kernel driver. None where it cannot be read."""
+    try:
+        found = re.search(r"Kernel Module\D*?([\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
+def _system() -> dict[str, Any]:
+    return {
+        "name": platform.system(),
+        "release": platform.release(),
+        "libc": " ".join(platform.libc_ver()).strip(),
+    }
+
+
+def _python() -> dict[str, Any]:
+    return {
+        "version": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "compiler": platform.python_compiler(),
+    }

@@ -1,0 +1,124 @@
+"""The profiled pass: which operators ran in the forward pass, in the recomputation and in backward.
+
+`torch.profiler` leaves compiled code alone and sees composite operators, which a dispatch mode does
+neither. Kept: `aten::` operators (and CUDA kernels), per phase and thread, in the order they started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Iterator
+
+import torch
+
+from ..record import Operator
+from . import regions
+
+MARK = "twofold::"
+IGNORED = MARK + "ignored"
+"""What runs inside this mark is the worker's own doing."""
+_PHASES = {
+    MARK + "forward": "forward",
+    MARK + "backward": "backward",
+    regions.FORWARD: "forward",
+    regions.RECOMPUTATION: "recomputation",
+}
+
+
+class Profile:
+    """Collects operators while it is open, or does nothing when it is not wanted."""
+
+    def __init__(self, *, wanted: bool, device: str) -> None:
+        self.wanted = wanted
+        self.operators: dict[str, tuple[Operator, ...]] | None = None
+        self._device = device
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        if not self.wanted:
+            yield
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+        profiler.start()
+        try:
+            with regions.marked():
+                yield
+        finally:
+            if self._device == "cuda":
+                torch.cuda.synchronize()
+            profiler.stop()
+            self.operators = _listed(profiler.events() or [])
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a phase in the profile."""
+        if not self.wanted:
+            yield
+            return
+        with torch.profiler.record_function(MARK + name):
+            yield
+
+
+@dataclass(frozen=True)
+class _Span:
+    """One event of the profile."""
+
+    name: str
+    thread: int
+    start: float
+    """Microseconds."""
+    end: float
+    """Microseconds."""
+    kernel: bool
+    shapes: tuple[tuple[int, ...], ...]
+
+    def holds(self, other: _Span) -> bool:
+        return self.start <= other.start and other.end <= self.end and self is not other
+
+
+def _listed(events: Any) -> dict[str, tuple[Operator, ...]]:
+    """Operators by phase, out of the profiler's events."""
+    spans = sorted((_span(event) for event in events), key=lambda span: (span.start, -span.end))
+    marks = [span for span in spans if span.name in _PHASES or span.name == IGNORED]
+    threads: dict[int, int] = {}
+    listed: dict[str, list[Operator]] = {"forward": [], "recomputation": [], "backward": []}
+    open_spans: dict[int, list[_Span]] = {}
+    for span in (span for span in spans if span.kernel or span.name.startswith("aten::")):
+        around = [other for other in open_spans.get(span.thread, []) if other.holds(span)]
+        phase = _phase(span, marks)
+        if phase is None:
+            continue
+        depth = sum(1 for other in around if _phase(other, marks) == phase)
+        number = threads.setdefault(span.thread, len(threads))
+        listed[phase].append(Operator(number, depth, span.name, span.shapes))
+        open_spans[span.thread] = [*around, span]
+    return {phase: tuple(operators) for phase, operators in listed.items()}
+
+
+def _phase(span: _Span, marks: list[_Span]) -> str | None:
+    """The innermost mark around it: in its own thread, else (an autograd thread) of the process."""
+    around = [mark for mark in marks if mark.holds(span)]
+    own = [mark for mark in around if mark.thread == span.thread]
+    innermost = max(own or around, key=lambda mark: mark.start, default=None)
+    return None if innermost is None or innermost.name == IGNORED else _PHASES[innermost.name]
+
+
+def _span(event: Any) -> _Span:
+    shapes = tuple(tuple(shape) if _is_shape(shape) else () for shape in event.input_shapes or ())
+    return _Span(
+        name=event.name,
+        thread=event.thread,
+        start=event.time_range.start,
+        end=event.time_range.end,
+        kernel=str(event.device_type).endswith("CUDA"),
+        shapes=shapes,
+    )
+
+
+def _is_shape(shape: Any) -> bool:
+    # For a list of tensors the profiler gives a list of shapes, which is not a shape.
+    return isinstance(shape, (list, tuple)) and all(isinstance(size, int) for size in shape)

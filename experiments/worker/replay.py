@@ -1,0 +1,198 @@
+"""Runs one case, phase by phase, and writes what it saw.
+
+Inputs are made in float32 on the CPU, rounded to the question's input dtype, then cast and moved; the case
+is called; `backward()` is called on what it returns. In the plain pass nothing looks on: no profiler, no
+hook, no mode. The two clocks and the memory meter read before and after each phase only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import time
+import types
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+import torch
+
+from .. import scenario as words
+from ..record import Observation, Observed, Outcome, Spec, canonical, digest, parse
+from ..scenario import Scenario, ScenarioError
+from . import errors, machine, sources, state, tensors
+from .blobs import Blobs
+from .memory import Meter
+from .profile import IGNORED, Profile
+
+
+def run(folder: Path, root: Path) -> None:
+    """Run the case that ``folder/spec.json`` asks for and leave ``folder/observation.json``."""
+    spec = Spec.from_json(parse((folder / "spec.json").read_text(encoding="utf-8")))
+    torch.set_num_threads(spec.question.threads)
+    seen = _Run(spec, folder, root).observe()
+    _write(folder / "observation.json", canonical(seen.to_json()))
+
+
+def load(path: Path, name: str) -> types.ModuleType:
+    """Execute a scenario file as the module `name`.
+
+    Raises whatever it raises, and ScenarioError if it holds no scenario.
+    """
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - scenarios are code
+    if not isinstance(getattr(module, "scenario", None), Scenario):
+        raise ScenarioError("the file has no `scenario = Scenario(...)`")
+    return module
+
+
+class _Run:
+    """One case, from inputs to observation."""
+
+    def __init__(self, spec: Spec, folder: Path, root: Path) -> None:
+        self.spec, self.folder, self.root = spec, folder, root
+        self.path = root / "experiments" / "scenarios" / f"{spec.question.scenario}.py"
+        self.blobs = Blobs(folder / "blobs")
+        self.meter = Meter(spec.question.device)
+        self.profile = Profile(wanted=spec.question.pass_ == "profiled", device=spec.question.device)
+        self.durations: dict[str, float] = {}
+        self.observed: list[Observed] = []
+        self.outputs: list[tuple[str, torch.Tensor]] = []
+        self.kept: dict[tuple[str, str], Any] = {}
+        self.outcome = Outcome("finished", None, None, (), None, None, "")
+        self.inputs: Mapping[str, Any] = {}
+        self.phase = "inputs"
+
+    def observe(self) -> Observation:
+        facts = canonical(machine.facts(os.environ))
+        listed = [(source, content) for source, content in sources.loaded(self.root, self.spec.question.scenario)]
+        before = state.snapshot()
+        self._run()
+        after = state.snapshot()
+        for source, content in listed:
+            if source.kept:
+                self.blobs.add(content.encode("utf-8"))
+        return Observation(
+            outcome=self.outcome,
+            tensors=tuple(self.kept.values()),
+            operators=self.profile.operators,
+            observed=tuple(self.observed),
+            state=state.changes(before, after),
+            memory=tuple(self.meter.phases),
+            durations=self.durations,
+            machine=self.blobs.add(facts.encode("utf-8")),
+            sources=tuple(source for source, _ in listed),
+        )
+
+    def _run(self) -> None:
+        words._listeners.append(self._hear)  # noqa: SLF001 - the worker is the one listener there is
+        try:
+            self._steps()
+        except BaseException as error:  # noqa: BLE001 - whatever the case raises is the observation
+            self.outcome = errors.outcome(error, self.phase, self.root, str(self.path))
+        finally:
+            words._listeners.remove(self._hear)  # noqa: SLF001
+        self._keep_outputs()
+
+    def _steps(self) -> None:
+        with self._timed("inputs"):
+            scenario = self._scenario()
+            question = self.spec.question
+            case = scenario.find(question.case, question.parameters, question.dtype, question.device)
+            made = scenario.make_inputs(question.seed, question.parameters)
+            self.inputs = {name: self._prepared(value) for name, value in made.items()}
+            for name, value in self.inputs.items():
+                self._keep("input", name, value)
+        taken = set(inspect.signature(case.run).parameters)
+        parameters = {name: value for name, value in question.parameters.items() if name in taken}
+        with self.profile():
+            with self._timed("forward"), self.profile.phase("forward"):
+                result = case.run(**self.inputs, **parameters)
+                held = result if inspect.isgenerator(result) else None
+                scalar = self._scalar(next(held, None) if held is not None else result)
+            with self._timed("backward"), self.profile.phase("backward"):
+                scalar.backward()
+                if held is not None and next(held, held) is not held:
+                    raise ScenarioError("a case yields once, the scalar to differentiate")
+        self.outputs.append(("loss", scalar))
+        self._keep_gradients()
+
+    def _scenario(self) -> Scenario:
+        found = digest(self.path.read_bytes())
+        if found != self.spec.question.source:
+            raise ScenarioError(f"the file has changed since the plan was made: {found} is not what was planned")
+        scenario: Scenario = load(self.path, "scenario_under_test").scenario
+        return scenario
+
+    def _prepared(self, value: Any) -> Any:
+        """An input as the question wants it. What is not a floating tensor keeps its dtype."""
+        if not isinstance(value, torch.Tensor):
+            raise ScenarioError(f"inputs are tensors, not {type(value).__name__}")
+        question, made = self.spec.question, value.detach()
+        if made.is_floating_point():
+            made = made.to(getattr(torch, question.input_dtype)).to(getattr(torch, question.dtype))
+        return made.to(question.device).clone().requires_grad_(value.requires_grad)
+
+    def _scalar(self, result: Any) -> torch.Tensor:
+        if not isinstance(result, torch.Tensor) or result.numel() != 1:
+            what = (
+                f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
+            )
+            raise ScenarioError(f"a case returns the scalar to differentiate, not {what}")
+        return result
+
+    def _keep(self, role: str, name: str, value: torch.Tensor) -> None:
+        if (role, name) in self.kept:
+            raise ScenarioError(f"{role} {name!r} is there already: give each observed value its own name")
+        self.kept[role, name] = tensors.describe(role, name, value, self.spec.setting.keep, self.blobs)
+
+    def _keep_gradients(self) -> None:
+        for name, value in self.inputs.items():
+            if not value.requires_grad:
+                continue
+            if value.grad is None:
+                self.kept["gradient", name] = tensors.absent("gradient", name)
+            else:
+                self._keep("gradient", name, value.grad)
+
+    def _hear(self, name: str, value: Any, kind: str, tolerance: float | None) -> None:
+        """What the case observes: tensors are kept like outputs, anything else as it is."""
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            self.outputs.append((name, self._copy(value)))
+            return
+        plain = value.item() if isinstance(value, torch.Tensor) else value
+        canonical(plain)
+        self.observed.append(Observed(name, plain, kind, tolerance))
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        """A copy, because the case may go on to write to it. In a profile its operator is ours."""
+        marked = torch.profiler.record_function(IGNORED) if self.profile.wanted else contextlib.nullcontext()
+        with torch.no_grad(), marked:
+            return value.detach().clone()
+
+    def _keep_outputs(self) -> None:
+        for name, value in self.outputs:
+            self._keep("output", name, value)
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        self.phase = phase
+        (self.folder / "phase").write_text(phase, encoding="utf-8")
+        self.meter.begin(phase)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.durations[phase] = time.perf_counter() - started
+            self.meter.end()
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it, or nothing: written beside, made durable, renamed into place."""
+    beside = path.with_suffix(".part")
+    with beside.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,41 @@
+"""The files whose content decided what happened: ours with their content, torch's by digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator
+
+import torch
+
+from ..record import Source, digest
+
+OURS = ("__init__.py", "record.py", "scenario.py", "worker/*.py")
+"""Below `experiments/`: what a worker runs beside the scenario itself."""
+
+TORCH = (
+    "version.py",
+    "utils/checkpoint.py",
+    "nn/attention/__init__.py",
+    "nn/functional.py",
+    "autograd/graph.py",
+    "autograd/function.py",
+)
+"""Below torch's own folder: where the behaviour in question is written."""
+
+
+def loaded(root: Path, scenario: str) -> Iterator[tuple[Source, str]]:
+    """Each source with its content; torch's content is empty, since only its digest is kept."""
+    for path in sorted(files(root, scenario)):
+        content = path.read_text(encoding="utf-8")
+        yield Source(path.relative_to(root).as_posix(), digest(content), kept=True), content
+    for name in TORCH:
+        path = Path(torch.__file__).parent / name
+        if path.is_file():
+            yield Source(f"torch/{name}", digest(path.read_bytes()), kept=False), ""
+
+
+def files(root: Path, scenario: str) -> Iterator[Path]:
+    """Our files that a worker runs for this scenario."""
+    for pattern in OURS:
+        yield from (root / "experiments").glob(pattern)
+    yield root / "experiments" / "scenarios" / f"{scenario}.py"
