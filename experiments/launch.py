@@ -93,7 +93,6 @@ def environment(spec: Spec, folder: Path) -> dict[str, str]:
         "LC_ALL": "C.UTF-8",
         "OMP_NUM_THREADS": str(spec.question.threads),
         "PYTHONHASHSEED": str(spec.setting.hash_seed),
-        "PYTHONNOUSERSITE": "1",
         "TMPDIR": str(folder / "tmp"),
         "TEMP": str(folder / "tmp"),
         **spec.setting.variables,
@@ -334,7 +333,7 @@ def describe(root: Path, python: str, target: Path, variables: Mapping[str, str]
             [python or sys.executable, str(program), "--describe", str(target)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            env={**caller, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONNOUSERSITE": "1", **variables},
+            env={**caller, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", **variables},
             check=False,
         )
     except OSError as error:

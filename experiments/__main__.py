@@ -1,0 +1,256 @@
+"""The Hydra app: compose once, plan, run every process under one bar, hand each record to the sinks.
+
+    python -m experiments [KEY=VALUE ...] [-m]        `--help` lists every field
+
+Exit status: 0 as expected (what was not run, or what nobody can say, is listed and no failure), 1 not as
+expected, 2 could not run, 130 interrupted. The report is written before a failing exit.
+
+This is the one place that knows experiments, store and reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Iterator
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments import catalogue, launch
+from experiments.catalogue import Catalogue, CatalogueError
+from experiments.config import Config, ConfigError, Plan, plan, register
+from experiments.engine import local, lock
+from experiments.overrides import refusal
+from experiments.progress import Bar, console, say
+from experiments.publishing import Publishing
+from experiments.record import Record, Replay, Spec, digest, replays
+from experiments.verdict import NOT_AS_EXPECTED, Verdict, contexts, judge
+from reports import evidence
+from store.archive import Archive, ArchiveError, Sweep
+
+CONF = catalogue.ROOT / "conf"
+ORDER = ("as expected", "not as expected", "cannot say")
+
+_statuses: list[int] = []
+"""Exit status of each job of this process: Hydra does not hand them on."""
+
+
+def main() -> None:
+    register()
+    refused = refusal(sys.argv[1:], CONF)
+    if refused:
+        say(f"experiments: {refused}")
+        sys.exit(2)
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
+    sys.exit(max(_statuses, default=0))
+
+
+def _job(cfg: DictConfig) -> None:
+    """One sweep. A multirun stops at an interrupt, and goes on after any other ending."""
+    try:
+        made = OmegaConf.to_object(cfg)
+        assert isinstance(made, Config)
+        _statuses.append(run(made))
+    except (ConfigError, CatalogueError, launch.LaunchError, ArchiveError, OmegaConfBaseException, OSError) as error:
+        say(f"experiments: {error}")
+        _statuses.append(2)
+    if _statuses[-1] == 130:
+        sys.exit(130)
+
+
+def run(cfg: Config) -> int:
+    """Plan, run, archive, publish, report. Gives the exit status."""
+    with console.status("asking the interpreter which scenarios and devices there are"):
+        listed = catalogue.read(cfg.environment.python, cfg.environment.variables)
+    made = plan(cfg, listed)
+    for entry in made.broken:
+        say(f"broken scenario {entry.name}: {entry.error}")
+    if made.absent:
+        say(made.absent)
+    if cfg.dry_run:
+        print(_planned(made))
+        return 2 if made.broken else 0
+    if not made.specs:
+        raise ConfigError("nothing can be run: every chosen scenario is broken")
+    with Archive.open(cfg.archive.url, Path(cfg.archive.blobs)) as archive:
+        status = _sweep(cfg, listed, made, archive)
+    return 2 if made.broken else status
+
+
+def _planned(made: Plan) -> str:
+    """The plan as a table of text: processes and cases by scenario and device."""
+    rows: dict[tuple[str, str], list[Spec]] = {}
+    for spec in made.specs:
+        rows.setdefault((spec.question.scenario, spec.question.device), []).append(spec)
+    lines = [
+        f"{name} ({device}): {len({s.question.case_digest() for s in specs})} cases, "
+        f"{len({s.replay_digest() for s in specs})} replays, {len(specs)} processes"
+        + (f", {held} not run" if (held := sum(s.digest() in made.missing for s in specs)) else "")
+        for (name, device), specs in rows.items()
+    ]
+    cases = len({spec.question.case_digest() for spec in made.specs})
+    count = len({spec.replay_digest() for spec in made.specs})
+    return "\n".join([*lines, f"in all: {cases} cases, {count} replays, {len(made.specs)} processes"])
+
+
+# One sweep.
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The sweep that this process owns, and its folder."""
+
+    sweep: Sweep
+    folder: Path
+    held: IO[bytes]
+
+    def close(self) -> None:
+        self.held.close()
+
+
+def _begin(archive: Archive, made: Plan, machine: str, folder: Path) -> _Place:
+    """The sweep to run: a new one, or one that was not finished and that no living driver is at."""
+    busy: set[str] = set()
+    while True:
+        sweep = archive.begin_sweep(made.specs, machine, busy)
+        held = lock.hold(folder / f"{sweep.id}.lock")
+        if held is not None:
+            return _Place(sweep, folder / sweep.id, held)
+        busy.add(sweep.id)
+
+
+def _sweep(cfg: Config, listed: Catalogue, made: Plan, archive: Archive) -> int:
+    place = _begin(archive, made, listed.machine_identity, Path(cfg.outputs).absolute() / "sweeps")
+    with contextlib.closing(place), _terminating():
+        done = place.sweep.done | _recovered(archive, place)
+        if place.sweep.resumed:
+            say(f"resuming sweep {place.sweep.id}: {len(done)} of {len(made.specs)} processes are archived already")
+        publishing = _publishing(cfg, place)
+        try:
+            _run(cfg, made, archive, place, done, publishing)
+        except KeyboardInterrupt:
+            publishing.abandon()
+            there = archive.sweep(place.sweep.id).done
+            say(f"interrupted: {there} of {len(made.specs)} processes are archived; the same command resumes")
+            return 130
+        status = _conclude(cfg, archive, place.sweep.id)
+        with console.status("publishing to MLflow"):
+            say(publishing.finish() or "MLflow: not asked for")
+        shutil.rmtree(place.folder, ignore_errors=True)
+    return status
+
+
+@contextlib.contextmanager
+def _terminating() -> Iterator[None]:
+    """SIGTERM ends a sweep as cleanly as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _recovered(archive: Archive, place: _Place) -> set[str]:
+    """Take in what a driver that was killed had composed and not archived, and clear its folder."""
+    taken: set[str] = set()
+    for path in sorted(place.folder.glob("*/record.json")):
+        archive.add(path.parent, place.sweep.id)
+        taken.add(Record.from_text(path.read_text(encoding="utf-8")).spec.digest())
+    shutil.rmtree(place.folder, ignore_errors=True)
+    place.folder.mkdir(parents=True)
+    return taken
+
+
+def _publishing(cfg: Config, place: _Place) -> Publishing:
+    tracking, archive = cfg.tracking, cfg.archive
+    if not tracking.enabled:
+        return Publishing.nobody()
+    command = ["--follow", place.sweep.id, "--archive", archive.url, "--blobs", archive.blobs]
+    command += ["--tracking", tracking.uri, *(["--artifacts", tracking.artifacts] if tracking.artifacts else [])]
+    return Publishing.begin(command, place.folder, tracking.wait)
+
+
+def _run(
+    cfg: Config, made: Plan, archive: Archive, place: _Place, done: frozenset[str] | set[str], publishing: Publishing
+) -> None:
+    """Run what is not done, archive each record as it comes, judge and publish each scenario when it is whole."""
+    waiting = Counter(spec.question.scenario for spec in made.specs if spec.digest() not in done)
+    for scenario in dict.fromkeys(spec.question.scenario for spec in made.specs):
+        if not waiting[scenario]:
+            _judged(archive, place, scenario, publishing)
+    with _roots(made) as roots, Bar(len(made.specs), len(done)) as bar:
+        ended = local.run(
+            [spec for spec in made.specs if spec.digest() not in done],
+            workers=cfg.workers or _cores(),
+            roots=roots,
+            scratch=place.folder,
+            missing=made.missing,
+            watch=bar.running,
+        )
+        with contextlib.closing(ended):
+            for record, folder in ended:
+                archive.add(folder, place.sweep.id)
+                shutil.rmtree(folder, ignore_errors=True)
+                bar.ended()
+                scenario = record.spec.question.scenario
+                waiting[scenario] -= 1
+                if not waiting[scenario]:
+                    bar.judged(scenario, Counter(v.word for _, v in _judged(archive, place, scenario, publishing)))
+
+
+def _judged(archive: Archive, place: _Place, scenario: str, publishing: Publishing) -> list[tuple[Replay, Verdict]]:
+    """All of a scenario is archived: judge its replays, and let MLflow have them."""
+    records = archive.records(sweep=place.sweep.id, scenario=scenario)
+    publishing.group([digest(record.text()) for record in records])
+    made = replays(records)
+    return [(replay, judge(replay, context)) for replay, context in zip(made, contexts(made, archive.fetch))]
+
+
+@contextlib.contextmanager
+def _roots(made: Plan) -> Iterator[dict[str, Path]]:
+    """Where the sources are: here and, if the plan wants it, verified copies in another folder."""
+    if not any(spec.setting.sources == "copied" for spec in made.specs):
+        yield {"original": catalogue.ROOT}
+        return
+    with tempfile.TemporaryDirectory(prefix="twofold-copy-") as folder:
+        yield {"original": catalogue.ROOT, "copied": launch.copy_sources(catalogue.ROOT, Path(folder)).root}
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
+    """Report on the whole sweep and say what it came to."""
+    made = replays(archive.records(sweep=sweep))
+    verdicts = [(replay, judge(replay, context)) for replay, context in zip(made, contexts(made, archive.fetch))]
+    counts = Counter(verdict.word for _, verdict in verdicts)
+    path = evidence.write(archive, sweep, Path(cfg.outputs) / "reports") if cfg.report else None
+    print(", ".join(f"{counts[word]} {word}" for word in ORDER), f"(of {len(made)} replays)")
+    for replay, verdict in verdicts:
+        if verdict.word == NOT_AS_EXPECTED:
+            question = replay.spec.question
+            print(f"  not as expected: {question.scenario} {question.label()}: {'; '.join(verdict.reasons)}")
+    if path is not None:
+        print(f"report: {path}")
+    print("browse: make ui")
+    return 1 if counts[NOT_AS_EXPECTED] else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""The typed configuration, and the plan that it asks for.
+
+`plan` is the last place that sees configuration: what follows gets frozen specs.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from .catalogue import Catalogue, Entry
+from .record import PASSES, Mark, Question, Setting, Spec, case_label
+
+
+class ConfigError(Exception):
+    """A value that cannot be planned. The message says what was found and what is allowed."""
+
+
+class Device(Enum):
+    present = "present"
+    """Every device that the interpreter's torch can use."""
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Suite(Enum):
+    full = "full"
+    quick = "quick"
+    """Scenarios marked quick, each case replayed once."""
+
+
+class Isolation(Enum):
+    fresh = "fresh"
+    """A new interpreter for each process."""
+
+
+class Engine(Enum):
+    local = "local"
+
+
+@dataclass
+class IsolationConfig:
+    kind: Isolation = Isolation.fresh
+
+
+@dataclass
+class EngineConfig:
+    kind: Engine = Engine.local
+
+
+@dataclass
+class EnvironmentConfig:
+    """Under which interpreter and variables the workers run."""
+
+    name: str = "here"
+    python: str = ""
+    """Path of an interpreter that has torch. Empty: the one that runs this."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables that the workers get beside the numeric ones of the caller."""
+
+
+@dataclass
+class ArchiveConfig:
+    url: str = MISSING
+    """SQLAlchemy URL of the archive."""
+    blobs: str = MISSING
+    """Folder of tensors and outputs, by digest."""
+
+
+@dataclass
+class TrackingConfig:
+    enabled: bool = True
+    uri: str = MISSING
+    """MLflow tracking URI."""
+    artifacts: str = MISSING
+    """Folder of MLflow's artifacts, for a store that is a file."""
+    wait: float = 120.0
+    """Seconds to wait, once the sweep is over, for MLflow to catch up."""
+
+
+@dataclass
+class LimitsConfig:
+    """What a worker may use, unless its scenario says otherwise."""
+
+    timeout: float = 120.0
+    """Seconds."""
+    memory: int | None = 8 * 2**30
+    """Bytes of resident memory. null for no limit."""
+    output: int = 65536
+    """Bytes kept of each of stdout and stderr."""
+    keep: int = 16384
+    """Bytes up to which a tensor is kept whole."""
+
+
+@dataclass
+class Config:
+    """One sweep."""
+
+    scenarios: list[str] = field(default_factory=lambda: ["*"])
+    """Names, with * and ?."""
+    cases: list[str] = field(default_factory=lambda: ["*"])
+    """Case names with their variant, with * and ?. References are run whenever they are needed."""
+    suite: Suite = Suite.full
+    devices: list[Device] = MISSING
+    replays: int | None = None
+    """Times each case is replayed. null: as often as its scenario says, else once."""
+    seed: int = 1729
+    hash_seed: int = 0
+    """PYTHONHASHSEED of the workers."""
+    workers: int | None = None
+    """Processes at a time. null: one for each core that this process may use."""
+    dry_run: bool = False
+    """Print the plan and run nothing."""
+    outputs: str = "outputs"
+    """Folder of all that a sweep writes."""
+    report: bool = True
+    """Write the evidence report when the sweep is over."""
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    archive: ArchiveConfig = field(default_factory=ArchiveConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+
+def register() -> None:
+    """Make the schemas known to Hydra, which then refuses unknown keys and wrong types."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, node in (
+        ("isolation", IsolationConfig),
+        ("environment", EnvironmentConfig),
+        ("archive", ArchiveConfig),
+        ("tracking", TrackingConfig),
+        ("engine", EngineConfig),
+    ):
+        store.store(group=group, name="schema", node=node)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep will run."""
+
+    specs: tuple[Spec, ...]
+    missing: Mapping[str, str]
+    """By spec digest: what the case needs and does not have."""
+    broken: tuple[Entry, ...]
+    """Chosen scenario files that do not import."""
+    absent: str
+    """What a device that is not here would have added, in one line. Empty if nothing."""
+
+
+def plan(cfg: Config, catalogue: Catalogue) -> Plan:
+    """Every process of the sweep, in order: scenario by scenario, so that each can be judged when it is done.
+
+    Raises ConfigError or CatalogueError if what is asked for cannot be.
+    """
+    _check(cfg)
+    chosen = [entry for entry in catalogue.select(cfg.scenarios) if _in_suite(entry, cfg.suite)]
+    devices = _devices(cfg, catalogue)
+    whole = [entry for entry in chosen if entry.error is None]
+    specs = tuple(spec for entry in whole for device in devices for spec in _entry(entry, device, cfg))
+    if not specs and whole:
+        raise ConfigError(f"no case matches cases={list(cfg.cases)}; `python -m experiments.catalogue` lists them")
+    return Plan(
+        specs=specs,
+        missing={spec.digest(): need for spec in specs for need in _missing(spec, catalogue)[:1]},
+        broken=tuple(entry for entry in chosen if entry.error is not None),
+        absent=_absent(whole, devices, cfg),
+    )
+
+
+def _check(cfg: Config) -> None:
+    for name, value in (("replays", cfg.replays), ("workers", cfg.workers)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value} runs nothing; give 1 or more, or null for the default")
+    for name, limit in (("timeout", cfg.limits.timeout), ("memory", cfg.limits.memory), ("output", cfg.limits.output)):
+        if limit is not None and limit <= 0:
+            raise ConfigError(f"limits.{name}={limit} leaves nothing; give a number above 0")
+    if not 0 <= cfg.hash_seed < 2**32:
+        raise ConfigError(f"hash_seed={cfg.hash_seed}: Python takes 0 to {2**32 - 1}")
+    python = cfg.environment.python
+    if python and not Path(python).is_file():
+        raise ConfigError(f"environment.python={python}: there is no such file")
+
+
+def _in_suite(entry: Entry, suite: Suite) -> bool:
+    return suite is Suite.full or entry.error is not None or suite.value in entry.suites
+
+
+def _devices(cfg: Config, catalogue: Catalogue) -> list[str]:
+    """The devices asked for, each once."""
+    if not cfg.devices:
+        raise ConfigError("devices=[] runs nothing; give present, cpu, cuda or several of them")
+    present = ["cpu", "cuda"] if catalogue.has_cuda else ["cpu"]
+    named = (present if device is Device.present else [device.value] for device in cfg.devices)
+    return list(dict.fromkeys(itertools.chain.from_iterable(named)))
+
+
+def _absent(entries: Sequence[Entry], devices: Sequence[str], cfg: Config) -> str:
+    if "cuda" in devices or not any(device is Device.present for device in cfg.devices):
+        return ""
+    added = [spec for entry in entries for spec in _entry(entry, "cuda", cfg)]
+    cases = len({spec.question.case_digest() for spec in added})
+    return f"no CUDA device here; one would add {cases} cases ({len(added)} processes)" if added else ""
+
+
+# Specs of one scenario.
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A case in one variant."""
+
+    case: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    dtype: str
+    input_dtype: str
+
+
+def _entry(entry: Entry, device: str, cfg: Config) -> Iterator[Spec]:
+    wanted = _wanted(entry, device, cfg)
+    replays = cfg.replays or (1 if cfg.suite is Suite.quick else entry.replays or 1)
+    for repeat in range(replays):
+        for chosen in _with_references(entry, device, wanted):
+            # In float64 the reference serves as a ruler: read once, and not looked at more closely.
+            exact = chosen.dtype != chosen.input_dtype
+            if exact and repeat:
+                continue
+            for pass_ in PASSES[:1] if exact else PASSES:
+                yield Spec(
+                    question=_question(entry, chosen, device, cfg, pass_),
+                    setting=_setting(chosen, cfg, repeat, replays),
+                    mark=_mark(entry, chosen, device, cfg),
+                )
+
+
+def _wanted(entry: Entry, device: str, cfg: Config) -> list[_Chosen]:
+    """Cases of the configuration's choice, in every variant that this device has."""
+    found = [
+        _Chosen(case, variant["parameters"], variant["dtype"], variant["dtype"])
+        for case in entry.cases
+        if case["role"] != "reference" and device in case["on"]
+        for variant in case["variants"]
+    ]
+    return [one for one in found if _matches(_label(one), cfg.cases)]
+
+
+def _label(one: _Chosen) -> str:
+    return case_label(one.case["name"], one.parameters, one.dtype, one.input_dtype)
+
+
+def _matches(label: str, patterns: Sequence[str]) -> bool:
+    """A pattern matches the case with its variant, or the bare case. Brackets are meant as they stand."""
+    bare = label.partition("[")[0]
+    return any(fnmatch.fnmatchcase(text, pattern.replace("[", "[[]")) for pattern in patterns for text in (label, bare))
+
+
+def _with_references(entry: Entry, device: str, wanted: Sequence[_Chosen]) -> list[_Chosen]:
+    """The references that the cases need, in float64 too, then the cases. Each once."""
+    listed: dict[str, _Chosen] = {}
+    for one in wanted:
+        if device == "cpu" and "cuda" in one.case["needs"]:
+            continue  # It will not run, so there is nothing to compare.
+        reference = _reference(entry, device, one)
+        if reference is not None:
+            for made in (reference, _exact(reference)):
+                listed.setdefault(_label(made), made)
+    return [*listed.values(), *wanted]
+
+
+def _reference(entry: Entry, device: str, one: _Chosen) -> _Chosen | None:
+    """The reference of a case: the same inputs, the same dtype, and the parameters that it takes."""
+    candidates = entry.references(device)
+    name = one.case["reference"]
+    case = next((case for case in candidates if name in (None, case["name"])), None)
+    if case is None:
+        if name is not None:
+            raise ConfigError(f"{entry.name}: case {one.case['name']} names {name!r}, which is no reference")
+        return None
+    parameters = {key: value for key, value in one.parameters.items() if key in case["takes"]}
+    return _Chosen(case, parameters, one.dtype, one.dtype)
+
+
+def _exact(reference: _Chosen) -> _Chosen:
+    return _Chosen(reference.case, reference.parameters, "float64", reference.input_dtype)
+
+
+def _question(entry: Entry, chosen: _Chosen, device: str, cfg: Config, pass_: str) -> Question:
+    return Question(
+        scenario=entry.name,
+        source=entry.source_digest,
+        case=chosen.case["name"],
+        parameters=chosen.parameters,
+        device=device,
+        dtype=chosen.dtype,
+        input_dtype=chosen.input_dtype,
+        seed=cfg.seed,
+        threads=entry.threads,
+        pass_=pass_,
+    )
+
+
+def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting:
+    limits, case = cfg.limits, chosen.case
+    return Setting(
+        environment=cfg.environment.name,
+        interpreter=cfg.environment.python,
+        variables=dict(cfg.environment.variables),
+        isolation=cfg.isolation.kind.value,
+        # Of several replays the last runs from a copy of the sources in another folder.
+        sources="copied" if replays > 1 and repeat == replays - 1 else "original",
+        timeout=float(case["timeout"] or limits.timeout),
+        memory=case["memory"] or limits.memory,
+        output=limits.output,
+        keep=limits.keep,
+        hash_seed=cfg.hash_seed,
+        repeat=repeat,
+        attempt=0,
+    )
+
+
+def _mark(entry: Entry, chosen: _Chosen, device: str, cfg: Config) -> Mark:
+    case = chosen.case
+    if case["role"] == "reference":
+        reference = None
+        exact = None if chosen.dtype != chosen.input_dtype else _exact(chosen)
+    else:
+        reference = _reference(entry, device, chosen)
+        exact = None if reference is None else _exact(reference)
+    return Mark(
+        role=case["role"],
+        expectations=tuple(case["expectations"]),
+        why=case["why"],
+        cause=case["cause"],
+        needs=tuple(case["needs"]),
+        reference=None if reference is None else _question(entry, reference, device, cfg, "plain").case_digest(),
+        float64=None if exact is None else _question(entry, exact, device, cfg, "plain").case_digest(),
+        fork_safe=case["fork_safe"],
+    )
+
+
+# Needs.
+
+
+_NEED = re.compile(r"torch\s*(>=|<)\s*(\d+)\.(\d+)")
+
+
+def _missing(spec: Spec, catalogue: Catalogue) -> list[str]:
+    """What the case needs and this machine lacks."""
+    needs = [*spec.mark.needs, *(["cuda"] if spec.question.device == "cuda" else [])]
+    return [need for need in needs if not _has(need, spec, catalogue)]
+
+
+def _has(need: str, spec: Spec, catalogue: Catalogue) -> bool:
+    if need == "cuda":
+        return catalogue.has_cuda and spec.question.device == "cuda"
+    found = _NEED.fullmatch(need)
+    if found is None:
+        raise ConfigError(
+            f"{spec.question.scenario}: need {need!r} is unknown; known are cuda and torch>=X.Y, torch<X.Y"
+        )
+    here = tuple(int(part) for part in re.findall(r"\d+", catalogue.machine["torch"]["version"])[:2])
+    asked = (int(found.group(2)), int(found.group(3)))
+    return here >= asked if found.group(1) == ">=" else here < asked
