@@ -34,7 +34,7 @@ from experiments.progress import Bar, console, say
 from experiments.publishing import Publishing
 from experiments.record import Record, Replay, Spec, digest, replays
 from experiments.verdict import NOT_AS_EXPECTED, Verdict, contexts, judge
-from reports import evidence
+from reports import files
 from store.archive import Archive, ArchiveError, Sweep
 
 CONF = catalogue.ROOT / "conf"
@@ -240,7 +240,7 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
     made = replays(archive.records(sweep=sweep))
     verdicts = [(replay, judge(replay, context)) for replay, context in zip(made, contexts(made, archive.fetch))]
     counts = Counter(verdict.word for _, verdict in verdicts)
-    path = evidence.write(archive, sweep, Path(cfg.outputs) / "reports") if cfg.report else None
+    path = files.write(archive, sweep, Path(cfg.outputs) / "reports") if cfg.report else None
     print(", ".join(f"{counts[word]} {word}" for word in ORDER), f"(of {len(made)} replays)")
     for replay, verdict in verdicts:
         if verdict.word == NOT_AS_EXPECTED:

@@ -189,21 +189,29 @@ class Allowance:
     """Largest absolute error of the reference against itself in float64, in the tensor's own unit."""
     last_place: float
     """One unit in the last place at the tensor's largest value."""
+    carried: float
+    """For a single number, which can be right by chance: the share of its value by which the reference's
+    other tensors may be off. 0 for a tensor of several elements."""
 
     @property
     def total(self) -> float:
-        """Two calculations that each err as much as the reference does, each rounded once more."""
-        return 2 * (self.own_error + self.last_place)
+        """Twice what the reference errs, and is rounded, by."""
+        return max(2 * (self.own_error + self.last_place), self.carried)
 
 
 def allowances(reference: Record, float64: Record, fetch: Fetch) -> dict[tuple[str, str], Allowance]:
     """For each output and gradient of the reference, by role and name, what counts as rounding."""
-    largest = {(t.role, t.name): t.largest for t in (reference.observation.tensors if reference.observation else ())}
-    return {
-        (d.role, d.name): Allowance(d.absolute, ulp(largest.get((d.role, d.name)) or 0.0, d.dtype))
-        for d in differences(reference, float64, fetch)
-        if d.compared and d.dtype in _MANTISSA
-    }
+    seen = reference.observation
+    largest = {(tensor.role, tensor.name): tensor.largest or 0.0 for tensor in (seen.tensors if seen else ())}
+    found = [d for d in differences(reference, float64, fetch) if d.compared and d.dtype in _MANTISSA]
+    shares = [_allowance(d, largest[d.role, d.name], 0.0) for d in found if d.elements > 1]
+    scales = [largest[d.role, d.name] for d in found if d.elements > 1]
+    share = max((one.total / scale for one, scale in zip(shares, scales) if scale), default=0.0)
+    return {(d.role, d.name): _allowance(d, largest[d.role, d.name], share if d.elements == 1 else 0.0) for d in found}
+
+
+def _allowance(item: Difference, largest: float, share: float) -> Allowance:
+    return Allowance(item.absolute, ulp(largest, item.dtype), share * largest)
 
 
 # Operators.

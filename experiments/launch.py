@@ -218,6 +218,15 @@ class Running:
             return None, output, f"with an observation that cannot be read: {error}"
 
 
+def changed(spec: Spec, root: Path) -> str | None:
+    """What is missing if the scenario file is no longer the one that the plan was made from."""
+    try:
+        content = (root / "experiments" / "scenarios" / f"{spec.question.scenario}.py").read_bytes()
+    except OSError:
+        content = b""
+    return None if digest(content) == spec.question.source else "the scenario file as it was planned: it has changed"
+
+
 def not_run(spec: Spec, folder: Path, need: str) -> Record:
     """The record of a case that was not started because `need` is missing."""
     folder.mkdir(parents=True)

@@ -271,17 +271,18 @@ def _gradients(record: Record) -> list[str]:
 
 
 def _within(record: Record, reference: Record, context: Context, shown: str) -> tuple[str, str]:
+    """Right to rounding: against float64 the case errs at most twice as much as the reference does."""
     exact = context.float64.plain if context.float64 is not None else None
     if exact is None or exact.outcome.kind != "finished":
         return CANNOT_SAY, f"{shown}; the float64 reference has not finished, so rounding is not known"
     allowed = allowances(reference, exact, context.fetch)
-    for item in differences(record, reference, context.fetch):
+    for item in differences(record, exact, context.fetch):
         limit = allowed.get((item.role, item.name))
         if limit is None:
             return CANNOT_SAY, f"{shown}; no float64 value of {item.role} {item.name}"
-        if item.absolute > limit.total:
+        if not item.absolute <= limit.total:
             return NOT_AS_EXPECTED, (
-                f"{item.role} {item.name} differs by {item.absolute:.3g}; rounding allows {limit.total:.3g} "
-                f"(the reference's own float64 error is {limit.own_error:.3g})"
+                f"{item.role} {item.name} is off by {item.absolute:.3g} from float64; rounding allows "
+                f"{limit.total:.3g} (the reference itself is off by {limit.own_error:.3g})"
             )
     return AS_EXPECTED, f"{shown}, within rounding"

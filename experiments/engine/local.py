@@ -40,7 +40,7 @@ def run(
             while waiting and len(running) < workers:
                 spec = waiting.popleft()
                 folder = scratch / spec.digest()[:16]
-                need = missing.get(spec.digest())
+                need = missing.get(spec.digest()) or launch.changed(spec, roots[spec.setting.sources])
                 if need is not None:
                     yield launch.not_run(spec, folder, need), folder
                     continue

@@ -46,7 +46,10 @@ def _cut(text: str) -> str:
 
 def _traceback(error: BaseException, root: Path, first: str) -> str:
     frames = list(traceback.extract_tb(error.__traceback__))
-    start = next((index for index, frame in enumerate(frames) if frame.filename == first), 0)
+    # An error in backward comes out of torch, without the case around it; our own calls say nothing.
+    ours = str(root / "experiments" / "worker")
+    own = next((index for index, frame in enumerate(frames) if not frame.filename.startswith(ours)), 0)
+    start = next((index for index, frame in enumerate(frames) if frame.filename == first), own)
     lines = [
         f'  File "{_relative(f.filename, root)}", line {f.lineno}, in {f.name}\n    {f.line}' for f in frames[start:]
     ]

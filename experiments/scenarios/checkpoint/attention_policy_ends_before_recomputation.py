@@ -11,6 +11,7 @@ draws with seed 1729, kept here as bytes because ``torch.randn`` draws others un
 import base64
 import ctypes
 import hashlib
+import inspect
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -137,6 +138,17 @@ def chosen_inside_the_function(query, key, value):
 )
 def default_throughout(query, key, value):
     return loss(checkpoint(attend, query, key, value, use_reentrant=False))
+
+
+@scenario.control(agrees(bitwise=True), why="the documentation does not calculate")
+def documented(query, key, value):
+    """What the docstring of ``checkpoint`` warns of. Online: docs.pytorch.org/docs/stable/checkpoint.html."""
+    text = inspect.getdoc(checkpoint)
+    observe("sha256 of the docstring", hashlib.sha256(text.encode()).hexdigest())
+    observe("warns of an error when the second run differs", "differs" in text and "error" in text)
+    observe("warns of wrong gradients when the second run differs", "incorrect gradients" in text)
+    with sdpa_kernel(SDPBackend.MATH):
+        return loss(attend(query, key, value))
 
 
 @scenario.control(

@@ -1,0 +1,338 @@
+"""What was claimed in public, and what the records say about it.
+
+Each claim has one function from replays to a ruling. It looks at replays of the note's own scenario, so a
+claim is decided by the calculation that the claim was made about. Pure: no file is read here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from experiments.agreement import Fetch, differences, rank
+from experiments.record import Record, Replay, digest, machine_identity
+from experiments.verdict import (
+    AS_EXPECTED,
+    NOT_TESTED,
+    REFUTED,
+    SUPPORTED,
+    SUPPORTED_IN_PART,
+    Context,
+    Ruling,
+    contexts,
+    judge,
+)
+
+NOTE = "checkpoint/attention_policy_ends_before_recomputation"
+SILENT = "checkpoint/attention_policy_changes_silently_when_reentrant"
+MATH = "aten::_scaled_dot_product_attention_math"
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+REPAIRS = ("chosen_around_forward_and_backward", "chosen_for_both_runs", "chosen_inside_the_function")
+BROKEN = "chosen_around_the_forward"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that somebody published, in our words."""
+
+    id: str
+    source: str
+    text: str
+    decide: Callable[[Evidence], Ruling]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The replays that claims are decided from."""
+
+    replays: tuple[Replay, ...]
+    contexts: tuple[Context, ...]
+    fetch: Fetch
+    machines: Mapping[str, Mapping[str, Any]]
+    """Machine documents by digest."""
+
+    def of(self, scenario: str, *cases: str) -> list[tuple[Replay, Context]]:
+        """Replays of these cases (of all, if none is named), on any device, that have run."""
+        return [
+            (replay, context)
+            for replay, context in zip(self.replays, self.contexts)
+            if replay.spec.question.scenario == scenario
+            and (not cases or replay.spec.question.case in cases)
+            and replay.plain is not None
+            and replay.plain.outcome.kind != "not_run"
+        ]
+
+
+def gather(replays: Sequence[Replay], fetch: Fetch, machines: Mapping[str, Mapping[str, Any]]) -> Evidence:
+    """Replays with what each is judged against."""
+    return Evidence(tuple(replays), tuple(contexts(replays, fetch)), fetch, machines)
+
+
+def decide(evidence: Evidence) -> list[tuple[Claim, Ruling]]:
+    """Every claim with its ruling."""
+    return [(claim, claim.decide(evidence)) for claim in CLAIMS]
+
+
+# Rulings.
+
+
+def _ruling(holds: Sequence[bool], reason: str, digests: Sequence[str]) -> Ruling:
+    """One word for several replays."""
+    if not holds:
+        return Ruling(NOT_TESTED, "no replay of it is among these records", ())
+    word = SUPPORTED if all(holds) else SUPPORTED_IN_PART if any(holds) else REFUTED
+    return Ruling(word, reason, tuple(dict.fromkeys(digests)))
+
+
+def _digests(found: Sequence[tuple[Replay, Context]], name: str = "plain") -> list[str]:
+    return [digest(replay.records[name].text()) for replay, _ in found if name in replay.records]
+
+
+def _plain(found: Sequence[tuple[Replay, Context]]) -> list[Record]:
+    return [replay.plain for replay, _ in found if replay.plain is not None]
+
+
+def _of(holds: Sequence[bool]) -> str:
+    return f"{sum(holds)} of {len(holds)} replays"
+
+
+def _raises(evidence: Evidence) -> Ruling:
+    found = evidence.of(NOTE, BROKEN)
+    holds = [
+        record.outcome.kind == "raised"
+        and record.outcome.phase == "backward"
+        and record.outcome.type == "torch.utils.checkpoint.CheckpointError"
+        and "different metadata" in (record.outcome.message or "")
+        for record in _plain(found)
+    ]
+    return _ruling(holds, f"CheckpointError, different metadata, in backward: {_of(holds)}", _digests(found))
+
+
+_SAVED = re.compile(
+    r"saved metadata: .*?torch\.Size\((\[[\d, ]*\])\).*\nrecomputed metadata: .*?torch\.Size\((\[[\d, ]*\])\)"
+)
+
+
+def _shapes(evidence: Evidence) -> Ruling:
+    found = evidence.of(NOTE, BROKEN)
+    pairs = [_SAVED.findall(record.outcome.message or "") for record in _plain(found)]
+    holds = [("[2, 4, 8]", "[1, 2, 8, 4]") in listed for listed in pairs]
+    return _ruling(
+        holds,
+        f"the message names a tensor saved as [2, 4, 8] and recomputed as [1, 2, 8, 4]: {_of(holds)}",
+        _digests(found),
+    )
+
+
+def _passes(case: str) -> Callable[[Evidence], Ruling]:
+    def decide(evidence: Evidence) -> Ruling:
+        found = evidence.of(NOTE, case)
+        holds = [record.outcome.kind == "finished" for record in _plain(found)]
+        return _ruling(holds, f"finished with gradients: {_of(holds)}", _digests(found))
+
+    return decide
+
+
+def _default_passes(evidence: Evidence) -> Ruling:
+    found = evidence.of(NOTE, "default_throughout")
+    holds = [judge(replay, context).word == AS_EXPECTED for replay, context in found]
+    return _ruling(
+        holds,
+        f"finished with the bits of the uncheckpointed default-policy reference: {_of(holds)}",
+        [*_digests(found), *_references(found)],
+    )
+
+
+def _references(found: Sequence[tuple[Replay, Context]]) -> list[str]:
+    return [digest(c.reference.plain.text()) for _, c in found if c.reference is not None and c.reference.plain]
+
+
+def _exact_repairs(evidence: Evidence) -> Ruling:
+    found = evidence.of(NOTE, *REPAIRS)
+    holds = [_no_difference(replay, context, evidence.fetch) for replay, context in found]
+    reason = f"output and all three gradients have the reference's bits, so differ by exactly 0: {_of(holds)}"
+    return _ruling(holds, reason, [*_digests(found), *_references(found)])
+
+
+def _no_difference(replay: Replay, context: Context, fetch: Fetch) -> bool:
+    if context.reference is None or context.reference.plain is None or replay.plain is None:
+        return False
+    compared = {(d.role, d.name): d for d in differences(replay.plain, context.reference.plain, fetch)}
+    wanted = [("output", "attended"), *(("gradient", name) for name in ("query", "key", "value"))]
+    return all(name in compared and compared[name].same_bits for name in wanted)
+
+
+def _operators(evidence: Evidence) -> Ruling:
+    found = [(replay, context) for replay, context in evidence.of(NOTE, BROKEN) if replay.spec.question.device == "cpu"]
+    holds = [
+        MATH in _names(replay, "forward") and FLASH in _names(replay, "recomputation")
+        for replay, _ in found
+        if "profiled" in replay.records
+    ]
+    reason = f"{MATH} in the forward pass and {FLASH} in the recomputation, seen in passes of their own: {_of(holds)}"
+    return _ruling(holds, reason, _digests(found, "profiled"))
+
+
+def _names(replay: Replay, phase: str) -> set[str]:
+    seen = replay.records["profiled"].observation if "profiled" in replay.records else None
+    return {operator.name for operator in ((seen.operators or {}) if seen else {}).get(phase, ())}
+
+
+def _three_agree(evidence: Evidence) -> Ruling:
+    found = evidence.of(NOTE, BROKEN, *REPAIRS)
+    groups: dict[tuple[str, str], list[Replay]] = {}
+    for replay, _ in found:
+        groups.setdefault((replay.spec.question.case_digest(), _machine(replay)), []).append(replay)
+    whole = [
+        group for group in groups.values() if len(group) >= 3 and any(_is_copy(group[0], one) for one in group[1:])
+    ]
+    holds = [all(rank(group[0], other, evidence.fetch).rank == 1 for other in group[1:]) for group in whole]
+    reason = (
+        f"{sum(holds)} of {len(holds)} cases: three or more fresh processes, one from copied sources with the "
+        "originals' digests, have equal evidence digests"
+    )
+    return _ruling(holds, reason, _digests(found))
+
+
+def _is_copy(first: Replay, other: Replay) -> bool:
+    return other.spec.setting.sources == "copied" and _sources(first) == _sources(other) != {}
+
+
+def _sources(replay: Replay) -> dict[str, str]:
+    seen = replay.plain.observation if replay.plain else None
+    return {source.name: source.digest for source in (seen.sources if seen else ())}
+
+
+def _explicit(evidence: Evidence) -> Ruling:
+    found = evidence.of(NOTE, BROKEN)
+    holds = [record.outcome.kind == "raised" and not _has_gradients(record) for record in _plain(found)]
+    silent = [pair for pair in evidence.of(SILENT, BROKEN) if judge(*pair).word == AS_EXPECTED]
+    reason = f"an exception, and no gradient is left behind: {_of(holds)}"
+    beside = "; ".join(_silently(silent, evidence.fetch))
+    if beside:
+        reason += (
+            ". Beside it: with use_reentrant=True the same change of policy is silent. It is a change of policy "
+            f"within rounding, not corruption: {beside}"
+        )
+    return _ruling(holds, reason, [*_digests(found), *_digests(silent)])
+
+
+def _has_gradients(record: Record) -> bool:
+    seen = record.observation
+    return any(tensor.role == "gradient" and tensor.digest for tensor in (seen.tensors if seen else ()))
+
+
+def _silently(found: Sequence[tuple[Replay, Context]], fetch: Fetch) -> Iterator[str]:
+    """For each dtype and size: how far the silent gradients are from MATH, and each from float64."""
+    seen: set[str] = set()
+    for replay, context in found:
+        record, question = replay.plain, replay.spec.question
+        reference, exact = (one.plain if one else None for one in (context.reference, context.float64))
+        if record is None or reference is None or exact is None or question.label() in seen:
+            continue
+        seen.add(question.label())
+        sizes = [_largest(a, b, fetch) for a, b in ((record, reference), (record, exact), (reference, exact))]
+        where = f"{question.dtype}, {question.parameters.get('size')}"
+        yield (
+            f"{where}: gradients differ from MATH by up to {sizes[0]:.2g} "
+            f"(own float64 error {sizes[1]:.2g}, MATH's {sizes[2]:.2g})"
+        )
+
+
+def _largest(ours: Record, theirs: Record, fetch: Fetch) -> float:
+    return max((d.absolute for d in differences(ours, theirs, fetch) if d.role == "gradient"), default=0.0)
+
+
+def _fresh(evidence: Evidence) -> Ruling:
+    found = evidence.of(NOTE, "one_context_given_twice")
+    holds = [record.outcome.type == "AttributeError" for record in _plain(found)]
+    return _ruling(
+        holds, f"one sdpa_kernel object given for both runs raises AttributeError: {_of(holds)}", _digests(found)
+    )
+
+
+def _documented(evidence: Evidence) -> Ruling:
+    found = evidence.of(NOTE, "documented")
+    told = [{o.name: o.value for o in record.observation.observed} for record in _plain(found) if record.observation]
+    holds = [all(value is True for name, value in one.items() if name.startswith("warns")) for one in told]
+    quoted = sorted({str(one.get("sha256 of the docstring"))[:12] for one in told})
+    reason = (
+        f"docs.pytorch.org/docs/stable/checkpoint.html; the installed docstring (SHA-256 {', '.join(quoted)}) "
+        f"warns of an error and of wrong gradients: {_of(holds)}"
+    )
+    return _ruling(holds, reason, _digests(found))
+
+
+def _elsewhere(evidence: Evidence) -> Ruling:
+    """That others *may* differ: no number of agreeing machines shows it, and one that differs does."""
+    found = evidence.of(NOTE, BROKEN)
+    if not found:
+        return _ruling([], "", [])
+    kinds = {replay.plain.evidence_digest() for replay, _ in found if replay.plain}
+    machines = {machine_identity(evidence.machines[_machine(r)]) for r, _ in found if _machine(r) in evidence.machines}
+    versions = sorted(
+        {str(evidence.machines[_machine(r)]["torch"]["version"]) for r, _ in found if _machine(r) in evidence.machines}
+    )
+    there = f"{len(machines)} {'machine' if len(machines) == 1 else 'machines'}, torch {', '.join(versions)}"
+    if len(kinds) > 1:
+        return Ruling(SUPPORTED, f"{len(kinds)} different outcomes among {there}", tuple(_digests(found)))
+    reason = f"all {len(found)} replays here agree ({there}); that others may differ is not shown by these"
+    return Ruling(SUPPORTED_IN_PART, reason, tuple(_digests(found)))
+
+
+def _machine(replay: Replay) -> str:
+    seen = replay.plain.observation if replay.plain else None
+    return seen.machine if seen else ""
+
+
+_SOURCE = "checkpoint attention note"
+
+CLAIMS = (
+    Claim(
+        "A1",
+        _SOURCE,
+        "A MATH scope around the checkpointed forward only: backward raises CheckpointError, different metadata.",
+        _raises,
+    ),
+    Claim("A2", _SOURCE, "One of the reported shapes changes from [2, 4, 8] to [1, 2, 8, 4].", _shapes),
+    Claim("A3", _SOURCE, "A MATH scope around forward and backward passes.", _passes(REPAIRS[0])),
+    Claim("A4", _SOURCE, "A pair of fresh MATH contexts through context_fn passes.", _passes(REPAIRS[1])),
+    Claim("A5", _SOURCE, "A fresh MATH context entered inside the function at each call passes.", _passes(REPAIRS[2])),
+    Claim(
+        "A6", _SOURCE, "The default policy throughout passes against its own default-policy reference.", _default_passes
+    ),
+    Claim(
+        "A7",
+        _SOURCE,
+        "Against an uncheckpointed MATH reference, output and gradients of the repairs A3 to A5 differ by exactly 0.",
+        _exact_repairs,
+    ),
+    Claim(
+        "A8",
+        _SOURCE,
+        "An operator trace of A1, taken separately, shows MATH and a CPU flash-attention operator.",
+        _operators,
+    ),
+    Claim(
+        "A9",
+        _SOURCE,
+        "Three saved fresh-process records, one of them a replay from copied sources, agree exactly.",
+        _three_agree,
+    ),
+    Claim("A10", _SOURCE, "The fault is an explicit exception, not silent gradient corruption.", _explicit),
+    Claim("A11", _SOURCE, "Contexts must be fresh: one per run.", _fresh),
+    Claim(
+        "A12",
+        _SOURCE,
+        "PyTorch's documentation warns that a function that behaves differently when recomputed gives errors or "
+        "wrong gradients.",
+        _documented,
+    ),
+    Claim(
+        "A13",
+        _SOURCE,
+        "Other versions, platforms and backends may dispatch differently and need not reproduce this.",
+        _elsewhere,
+    ),
+)

@@ -1,0 +1,188 @@
+"""What there is to say about a set of replays, as values: no file is read and nothing is rendered here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from experiments.agreement import Agreement, Allowance, Difference, Fetch, Step, align, allowances, differences, rank
+from experiments.record import Record, Replay, digest
+from experiments.verdict import Context, Verdict, contexts, ending, judge, looking_changed
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A replay with its verdict."""
+
+    replay: Replay
+    verdict: Verdict
+    context: Context
+
+
+@dataclass(frozen=True)
+class Case:
+    """All replays of one case on one machine under one torch: one row of the report."""
+
+    judged: tuple[Judged, ...]
+
+    @property
+    def first(self) -> Judged:
+        return self.judged[0]
+
+    @property
+    def scenario(self) -> str:
+        return self.first.replay.spec.question.scenario
+
+    @property
+    def label(self) -> str:
+        return self.first.replay.spec.question.label()
+
+    @property
+    def endings(self) -> list[str]:
+        """How its replays ended, each ending once."""
+        records = [one.replay.plain for one in self.judged]
+        return list(dict.fromkeys("not run" if record is None else ending(record) for record in records))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How one tensor of a case differs from the reference, and each of them from float64."""
+
+    case: Case
+    against_reference: Difference
+    own_error: Difference | None
+    """Of the case against float64. None if there is no float64 reference."""
+    allowed: Allowance | None
+    """What counts as rounding. None if there is no float64 reference."""
+
+
+@dataclass(frozen=True)
+class Operators:
+    """A forward pass beside its recomputation."""
+
+    case: Case
+    record: Record
+    steps: tuple[Step, ...]
+
+    @property
+    def first(self) -> int | None:
+        """Place of the first difference. None if there is none."""
+        return next((place for place, step in enumerate(self.steps) if not step.same), None)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Whether the replays of one case agree: the widest rank among its pairs with the first replay."""
+
+    case: Case
+    agreement: Agreement
+    copied: bool
+    """True if one of them ran from copied sources with the digests of the originals."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a report shows."""
+
+    cases: tuple[Case, ...]
+    numbers: tuple[Numbers, ...]
+    operators: tuple[Operators, ...]
+    repeats: tuple[Repeats, ...]
+    gaps: tuple[tuple[str, str], ...]
+    """What could not be compared, and why."""
+    machines: tuple[tuple[str, Mapping[str, Any]], ...]
+    """Digest and facts of each machine document."""
+    titles: Mapping[str, str]
+    """What each scenario is about, by its name."""
+
+
+def compare(
+    replays: Sequence[Replay], fetch: Fetch, machines: Mapping[str, Any], titles: Mapping[str, str]
+) -> Comparison:
+    """Judge, rank and measure the replays of a sweep. `machines` are its machine documents by digest."""
+    judged = [
+        Judged(replay, judge(replay, context), context) for replay, context in zip(replays, contexts(replays, fetch))
+    ]
+    cases = _cases(judged)
+    repeats = tuple(_repeats(case, fetch) for case in cases if len(case.judged) > 1)
+    return Comparison(
+        cases=cases,
+        numbers=tuple(row for case in cases for row in _numbers(case, fetch)),
+        operators=tuple(row for case in cases for row in _operators(case)),
+        repeats=repeats,
+        gaps=tuple(gap for case in cases for gap in _gaps(case)),
+        machines=tuple(sorted(machines.items())),
+        titles=titles,
+    )
+
+
+def _cases(judged: Sequence[Judged]) -> tuple[Case, ...]:
+    grouped: dict[str, list[Judged]] = {}
+    for one in judged:
+        grouped.setdefault(one.replay.spec.question.case_digest(), []).append(one)
+    return tuple(Case(tuple(group)) for group in grouped.values())
+
+
+def _numbers(case: Case, fetch: Fetch) -> list[Numbers]:
+    record, context = case.first.replay.plain, case.first.context
+    reference = context.reference.plain if context.reference else None
+    if record is None or reference is None or record.outcome.kind != "finished":
+        return []
+    exact = context.float64.plain if context.float64 else None
+    own = {} if exact is None else {(d.role, d.name): d for d in differences(record, exact, fetch)}
+    allowed = {} if exact is None else allowances(reference, exact, fetch)
+    return [
+        Numbers(case, item, own.get((item.role, item.name)), allowed.get((item.role, item.name)))
+        for item in differences(record, reference, fetch)
+    ]
+
+
+def _operators(case: Case) -> list[Operators]:
+    """Cases that recompute: their operators side by side."""
+    profiled = case.first.replay.records.get("profiled")
+    if profiled is None or profiled.observation is None or not profiled.observation.operators:
+        return []
+    listed = profiled.observation.operators
+    if not listed.get("recomputation"):
+        return []
+    return [Operators(case, profiled, tuple(align(listed.get("forward", ()), listed["recomputation"])))]
+
+
+def _repeats(case: Case, fetch: Fetch) -> Repeats:
+    first, *others = case.judged
+    exact, reference = first.context.float64, first.context.reference
+    allowed = (
+        allowances(reference.plain, exact.plain, fetch)
+        if exact and reference and exact.plain and reference.plain
+        else None
+    )
+    ranked = [rank(first.replay, other.replay, fetch, allowed) for other in others]
+    return Repeats(case, max(ranked, key=lambda one: one.rank), any(_copied(first, other) for other in others))
+
+
+def _copied(first: Judged, other: Judged) -> bool:
+    if other.replay.spec.setting.sources != "copied":
+        return False
+    return bool(sources(first.replay)) and sources(first.replay) == sources(other.replay)
+
+
+def sources(replay: Replay) -> dict[str, str]:
+    """Digests of the sources that its plain pass ran, by name."""
+    seen = replay.plain.observation if replay.plain else None
+    return {source.name: source.digest for source in (seen.sources if seen else ())}
+
+
+def _gaps(case: Case) -> list[tuple[str, str]]:
+    """What cannot be said of this case, and what an instrument changed."""
+    found = [
+        (f"{case.scenario} {case.label}", "; ".join(one.verdict.reasons))
+        for one in case.judged
+        if one.verdict.word == "cannot say"
+    ]
+    changed = [looking_changed(one.replay) for one in case.judged]
+    return list(dict.fromkeys([*found, *((f"{case.scenario} {case.label}", text) for text in changed if text)]))
+
+
+def record_digests(replays: Sequence[Replay]) -> list[str]:
+    """Digest of every record, in order."""
+    return [digest(record.text()) for replay in replays for _, record in sorted(replay.records.items())]

@@ -1,0 +1,345 @@
+"""A comparison as markdown. Pure: same values, same bytes; no time, no path, no order of a set.
+
+Text that comes from records is shown as code, so nothing in it can become markup.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Mapping, Sequence
+
+from experiments.agreement import RANKS, Step
+from experiments.record import Operator, Replay, digest
+from experiments.verdict import Ruling
+from reports.claims import Claim
+from reports.compare import Case, Comparison, Numbers, Operators, record_digests
+from store.publisher import block, code, visible
+
+SHOWN = 12
+"""Digits of a digest in a table."""
+CONTEXT = 6
+"""Operators shown on each side of the first difference."""
+
+
+def render(
+    name: str, replays: Sequence[Replay], comparison: Comparison, rulings: Sequence[tuple[Claim, Ruling]]
+) -> str:
+    """The report on the sweep `name`."""
+    sections = (
+        _head(name, replays, comparison),
+        _verdicts(comparison),
+        _ledger(rulings),
+        _operators(comparison),
+        _numbers(comparison),
+        _repeats(comparison),
+        _gaps(comparison),
+        _machine(comparison),
+        _repeat(replays),
+        _digests(replays),
+    )
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _head(name: str, replays: Sequence[Replay], comparison: Comparison) -> list[str]:
+    listed = record_digests(replays)
+    torch = ", ".join(sorted({str(facts["torch"]["version"]) for _, facts in comparison.machines})) or "unknown"
+    return [
+        f"# Evidence report: sweep {code(name)}",
+        "",
+        f"{len(listed)} records; SHA-256 over the list of their digests: {code(digest(''.join(listed)))}. "
+        f"Every sentence below rests on records named by digest at the end.",
+        "",
+        f"**Question.** `checkpoint` runs a function again when gradients are computed. Does the second run agree "
+        f"with the first, and if not, how does that show and what puts it right? Asked of torch {code(torch)}.",
+    ]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A markdown table. Cells are already safe; a bar in one is escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def _verdicts(comparison: Comparison) -> list[str]:
+    counts = Counter(one.verdict.word for case in comparison.cases for one in case.judged)
+    lines = ["## Verdicts", "", f"Replays: {', '.join(f'{counts[word]} {word}' for word in sorted(counts))}."]
+    for scenario in dict.fromkeys(case.scenario for case in comparison.cases):
+        cases = [case for case in comparison.cases if case.scenario == scenario]
+        lines += ["", f"### {code(scenario)}", "", _prose(comparison.titles.get(scenario, "")), ""]
+        lines += table(("case", "role", "outcome", "verdict", "replays", "record"), [_row(case) for case in cases])
+        lines += _controls(cases)
+    return lines
+
+
+def _row(case: Case) -> list[str]:
+    record = case.first.replay.plain
+    return [
+        code(case.label),
+        case.first.replay.spec.mark.role,
+        "; ".join(code(text, 160) for text in case.endings),
+        "; ".join(dict.fromkeys(one.verdict.word for one in case.judged)),
+        str(len(case.judged)),
+        "" if record is None else code(digest(record.text())[:SHOWN]),
+    ]
+
+
+def _controls(cases: Sequence[Case]) -> list[str]:
+    whys = {case.label.partition("[")[0]: case.first.replay.spec.mark.why for case in cases}
+    found = [f"- {code(label)} cannot break here: {_prose(why)}." for label, why in whys.items() if why]
+    return ["", "Controls:", "", *found] if found else []
+
+
+def _ledger(rulings: Sequence[tuple[Claim, Ruling]]) -> list[str]:
+    """Claims about one source, each with its ruling."""
+    if not rulings:
+        return []
+    rows = [
+        [
+            claim.id,
+            _prose(claim.text),
+            f"**{ruling.word}**",
+            _prose(ruling.reason),
+            " ".join(code(name[:SHOWN]) for name in ruling.digests[:3])
+            + (f" and {len(ruling.digests) - 3} more" if len(ruling.digests) > 3 else ""),
+        ]
+        for claim, ruling in rulings
+    ]
+    source = "; ".join(dict.fromkeys(claim.source for claim, _ in rulings))
+    return [f"## Claims of the {source}, as reported", "", *table(("id", "claim", "ruling", "why", "records"), rows)]
+
+
+def _operators(comparison: Comparison) -> list[str]:
+    """Broken cases whose recomputation ran other operators."""
+    broken = [o for o in comparison.operators if o.case.first.replay.spec.mark.role == "broken" and o.first is not None]
+    if not broken:
+        return []
+    first, *others = sorted(broken, key=lambda one: bool(one.case.first.replay.spec.question.parameters))
+    lines = ["## Operators: forward against recomputation", "", *_side_by_side(first)]
+    if others:
+        lines += ["", "First difference in the other broken cases that recompute:", ""]
+        lines += table(("scenario", "case", "forward", "recomputation"), [_first_difference(one) for one in others])
+    return lines
+
+
+def _side_by_side(found: Operators) -> list[str]:
+    place = found.first or 0
+    start, end = max(0, place - CONTEXT), min(len(found.steps), place + CONTEXT + 1)
+    rows = [
+        [
+            str(index),
+            _operator(step.left),
+            _operator(step.right),
+            "**first difference**" if index == place else _mark(step),
+        ]
+        for index, step in list(enumerate(found.steps))[start:end]
+    ]
+    return [
+        f"{code(found.case.scenario)} {code(found.case.label)}, profiled in a process of its own (record "
+        f"{code(digest(found.record.text())[:SHOWN])}); places {start} to {end - 1} of {len(found.steps)}, aligned, "
+        f"inner operators indented. A recomputation may stop early: what is missing at its end is no difference.",
+        "",
+        *table(("place", "forward", "recomputation", ""), rows),
+    ]
+
+
+def _mark(step: Step) -> str:
+    return "" if step.same else "differs"
+
+
+def _operator(operator: Operator | None) -> str:
+    if operator is None:
+        return ""
+    shapes = ", ".join("x".join(map(str, shape)) for shape in operator.shapes if shape)
+    return f"{'· ' * operator.depth}{code(operator.name)}{f' ({shapes})' if shapes else ''}"
+
+
+def _first_difference(found: Operators) -> list[str]:
+    step = found.steps[found.first or 0]
+    return [code(found.case.scenario), code(found.case.label), _operator(step.left), _operator(step.right)]
+
+
+def _numbers(comparison: Comparison) -> list[str]:
+    """Differences from the reference; cases whose every bit is the reference's are said once."""
+    rows = [row for row in comparison.numbers if not row.against_reference.same_bits]
+    same = _all_same(comparison)
+    lines = ["## Differences in numbers", ""]
+    lines += [
+        f"{len(same)} cases have the bits of their reference in every output and gradient: "
+        + ", ".join(code(f"{scenario} {label}") for scenario, label in same)
+        + "."
+    ]
+    if rows:
+        lines += ["", _MEASURE, ""]
+        head = (
+            "case",
+            "tensor",
+            "largest difference",
+            "ULP",
+            "equal bits",
+            "own error",
+            "reference's error",
+            "rounding allows",
+        )
+        lines += table(head, [_numbers_row(row) for row in rows])
+    return lines
+
+
+_MEASURE = (
+    "The others, tensor by tensor. Errors are against the same calculation in float64 from the same inputs. "
+    "Rounding allows twice what the reference errs plus its last place; a single number, which can be right by "
+    "chance, may be off by as large a share of its value as the other tensors. Of tensors over 16 KiB a fixed "
+    "sample of 1024 elements is compared."
+)
+
+
+def _all_same(comparison: Comparison) -> list[tuple[str, str]]:
+    whole: dict[tuple[str, str], bool] = {}
+    for row in comparison.numbers:
+        key = (row.case.scenario, row.case.label)
+        whole[key] = whole.get(key, True) and row.against_reference.same_bits
+    return [key for key, same in whole.items() if same]
+
+
+def _numbers_row(row: Numbers) -> list[str]:
+    item = row.against_reference
+    return [
+        f"{code(row.case.scenario.rpartition('/')[2])} {code(row.case.label)}",
+        f"{item.role} {code(item.name)}",
+        f"{item.absolute:.3g}",
+        f"{item.ulp:.3g}",
+        f"{item.equal_bits} of {item.compared}" + ("" if item.compared == item.elements else f" (of {item.elements})"),
+        "" if row.own_error is None else f"{row.own_error.absolute:.3g}",
+        "" if row.allowed is None else f"{row.allowed.own_error:.3g}",
+        "" if row.allowed is None else f"{row.allowed.total:.3g}",
+    ]
+
+
+def _repeats(comparison: Comparison) -> list[str]:
+    if not comparison.repeats:
+        return []
+    counts = Counter(row.agreement.rank for row in comparison.repeats)
+    exact = len(comparison.repeats) == counts[1]
+    copied = sum(row.copied for row in comparison.repeats)
+    lines = [
+        "## Do replays agree?",
+        "",
+        f"{len(comparison.repeats)} cases were replayed in fresh processes, {copied} of them once from sources copied "
+        f"to another folder whose digests are those of the originals. "
+        + ("**All replays agree exactly**: their evidence digests are equal." if exact else "Not all agree exactly:"),
+    ]
+    rows = [
+        [code(row.case.label), RANKS[row.agreement.rank], _prose(row.agreement.rule), code(row.agreement.first)]
+        for row in comparison.repeats
+        if row.agreement.rank != 1
+    ]
+    return [*lines, "", *table(("case", "agreement", "rule", "first difference"), rows)] if rows else lines
+
+
+def _gaps(comparison: Comparison) -> list[str]:
+    if not comparison.gaps:
+        return []
+    rows = [[code(what), _prose(why)] for what, why in comparison.gaps]
+    return ["## What could not be compared", "", *table(("case", "why"), rows)]
+
+
+def _machine(comparison: Comparison) -> list[str]:
+    if not comparison.machines:
+        return []
+    flat = [_flat(facts) for _, facts in comparison.machines]
+    names = sorted({name for one in flat for name in one})
+    same = [name for name in names if len({one.get(name) for one in flat}) == 1]
+    other = [name for name in names if name not in same]
+    lines = ["## The machine", "", *table(("fact", "value"), [[code(name), code(flat[0][name])] for name in same])]
+    if other:
+        heads = [code(name[:SHOWN]) for name, _ in comparison.machines]
+        rows = [[code(name), *(code(one.get(name, "")) for one in flat)] for name in other]
+        lines += ["", "Facts that differ between processes:", "", *table(("fact", *heads), rows)]
+    return [*lines, *_builds(comparison)]
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Facts by dotted name. Long texts are said by digest, and shown below."""
+    found: dict[str, str] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            found.update(_flat(value, f"{prefix}{name}."))
+        else:
+            text = str(value)
+            found[prefix + name] = f"SHA-256 {digest(text)[:SHOWN]}" if "\n" in text else text
+    return found
+
+
+def _builds(comparison: Comparison) -> list[str]:
+    texts = {
+        text: name
+        for _, facts in comparison.machines
+        for name, text in sorted(facts["torch"].items())
+        if isinstance(text, str) and "\n" in text
+    }
+    lines: list[str] = []
+    for text, name in texts.items():
+        lines += [
+            "",
+            f"<details><summary>torch.{name}, SHA-256 {digest(text)[:SHOWN]}</summary>",
+            "",
+            block(text, 20000),
+        ]
+        lines += ["", "</details>"]
+    return lines
+
+
+def _repeat(replays: Sequence[Replay]) -> list[str]:
+    names = list(dict.fromkeys(replay.spec.question.scenario for replay in replays))
+    lines = [
+        "## How to repeat it",
+        "",
+        "In a clone, `make run-all` runs everything and writes a report like this one. One scenario at a time:",
+        "",
+        "```sh",
+        *(f"make run-all SCENARIO='{name}'" for name in names),
+        "```",
+    ]
+    broken = next((r for r in replays if r.spec.mark.role == "broken"), None)
+    if broken is not None:
+        question = broken.spec.question
+        lines += [
+            "",
+            "One case, to paste anywhere:",
+            "",
+            "```sh",
+            f"make snippet SCENARIO={question.scenario} CASE='{question.label()}'",
+            "```",
+        ]
+    return lines
+
+
+def _digests(replays: Sequence[Replay]) -> list[str]:
+    rows = [
+        [code(digest(record.text())), code(_where(replay)), name, code(record.evidence_digest()[:SHOWN])]
+        for replay in replays
+        for name, record in sorted(replay.records.items())
+    ]
+    return [
+        "## Digests",
+        "",
+        "`python -m store show DIGEST` shows a record, `python -m store check` recomputes every digest.",
+        "",
+        "<details><summary>All records</summary>",
+        "",
+        *table(("record", "case", "pass", "evidence"), rows),
+        "",
+        "</details>",
+    ]
+
+
+def _where(replay: Replay) -> str:
+    question, setting = replay.spec.question, replay.spec.setting
+    return f"{question.scenario} {question.label()} {question.device} #{setting.repeat} {setting.sources}"
+
+
+def _prose(text: str) -> str:
+    """Our own words and numbers, which may quote a record: nothing in them is markup."""
+    shown = visible(" ".join(text.split()))
+    for mark in "\\`*_[]<>#~":
+        shown = shown.replace(mark, f"\\{mark}")
+    return shown.replace("&", "&amp;")
