@@ -1,0 +1,79 @@
+# Set up, run, look, test. `make` alone prints help.
+
+PYTHON ?= python3
+TORCH ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := .state/installed
+OUTPUTS := outputs
+
+SCENARIO ?=
+DEVICE ?=
+SUITE ?=
+DRY_RUN ?=
+WORKERS ?=
+PORT ?= 5000
+ARGS ?=
+
+# Make's variables as Hydra overrides; an empty one says nothing.
+OVERRIDES := $(if $(SCENARIO),'scenarios=[$(SCENARIO)]') $(if $(DEVICE),device=$(DEVICE)) \
+	$(if $(SUITE),suite=$(SUITE)) $(if $(WORKERS),workers=$(WORKERS)) \
+	$(if $(filter-out 0 false no,$(DRY_RUN)),dry_run=true) $(ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help run-all report claims publish snippet catalogue ui check test test-all clean
+
+help: ## Print this help
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nNarrow a run: SCENARIO=%scheckpoint/*%s DEVICE=cpu SUITE=quick WORKERS=1 DRY_RUN=1\n' "'" "'"
+	@printf 'Set up with:  PYTHON=/path/to/python3.11 TORCH=2.13.0\n'
+
+##@ Run
+run-all: $(STAMP) ## Run every scenario on every device here, archive, publish to MLflow, report
+	@$(BIN)/python -m experiments $(OVERRIDES)
+
+catalogue: $(STAMP) ## List scenarios and cases
+	@$(BIN)/python -m experiments.catalogue $(if $(SCENARIO),'$(SCENARIO)')
+
+snippet: $(STAMP) ## Print one case to paste: SCENARIO=... CASE=...
+	@$(BIN)/python -m experiments.snippet '$(SCENARIO)' '$(CASE)'
+
+##@ Look
+ui: $(STAMP) ## Browse the MLflow runs on this machine: PORT=5000
+	@$(BIN)/python -m store.tracking ui --port $(PORT)
+
+report: $(STAMP) ## Write the report on the latest sweep again
+	@$(BIN)/python -m reports write
+
+claims: $(STAMP) ## Print every claim with its ruling
+	@$(BIN)/python -m reports claims
+
+publish: $(STAMP) ## Keep the latest report and its records in the checkout, to be committed
+	@$(BIN)/python -m reports publish
+
+##@ Work on it
+check: $(STAMP) ## Lint and type check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check ## Lint, type check, and the tests with a fixed sample of the slow ones
+	$(BIN)/python -m pytest tests -n auto -m 'not slow' $(ARGS)
+
+test-all: check ## Lint, type check, and every test
+	$(BIN)/python -m pytest tests -n auto $(ARGS)
+
+clean: ## Remove the environment and caches; outputs/ stays
+	rm -rf $(VENV) .state *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+# The environment is made once, and again when what it is made from changes.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || { echo "make: no $(PYTHON) here; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old, the lab needs 3.11 or newer; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@mkdir -p .state
+	@echo "setting up $(VENV) (once; a few minutes, about 2 GB)" >&2
+	@$(PYTHON) -m venv --clear $(VENV)
+	@sed $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/') constraints.txt > .state/constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .state/constraints.txt pip setuptools wheel
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .state/constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@

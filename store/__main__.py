@@ -1,0 +1,241 @@
+"""The archive from the command line: list, show, check, add, note, export, publish.
+
+Results go to stdout, everything else to stderr. Exit status: 0 as expected, 1 something does not match or
+could not be published, 2 the command could not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import sys
+from pathlib import Path
+from typing import Callable, Sequence
+
+from store import shown
+from store.archive import Archive
+from store.bundle import add_bundle, check_bundle, export
+from store.cells import read_record, wanted
+from store.errors import ArchiveError
+
+ARCHIVE = "sqlite:///outputs/archive.db"
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; gives the exit status."""
+    asked = _parser(publishing=arguments[:1] == ["publish"]).parse_args(arguments)
+    # A message of torch may hold what the terminal's encoding has not.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    command: Command = asked.command
+    try:
+        return command(asked)
+    except ArchiveError as error:
+        print(f"store: {shown.escaped(str(error))}", file=sys.stderr)
+        return 2
+
+
+def _parser(*, publishing: bool) -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m store", description=__doc__, formatter_class=plain)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: Command, summary: str, examples: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=summary, description=f"{summary}.", epilog=f"examples:\n{examples}", formatter_class=plain
+        )
+        made.set_defaults(command=command)
+        made.add_argument("--json", action="store_true", help="print JSON")
+        made.add_argument("--archive", default=ARCHIVE, metavar="URL", help="the archive (default: %(default)s)")
+        made.add_argument("--blobs", type=Path, metavar="DIR", help="its blobs (default: blobs beside the archive)")
+        return made
+
+    _listing(add)
+    _adding(add)
+    made = add("publish", _publish, "Bring MLflow up to date with the archive", "  python -m store publish")
+    if publishing:
+        # mlflow takes seconds to import, so the other commands do without.
+        from store.tracking import add_publish_arguments  # noqa: PLC0415
+
+        add_publish_arguments(made)
+    return parser
+
+
+def _listing(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) -> None:
+    made = add(
+        "list",
+        _list,
+        "List records, or sweeps",
+        "  python -m store list --scenario 'checkpoint/*' --outcome raised\n  python -m store list --sweeps",
+    )
+    made.add_argument("--sweeps", action="store_true", help="list sweeps instead of records")
+    made.add_argument("--scenario", metavar="PATTERN", help="only these scenarios; may hold wildcards")
+    made.add_argument("--outcome", metavar="KIND", help="only records that ended so, such as raised")
+    made.add_argument("--sweep", metavar="ID", help="only records of this sweep, in the order of its plan")
+    made = add(
+        "show",
+        _show,
+        "Show one record, its notes, and what it rests on",
+        "  python -m store show 3f9a0c\n  python -m store show --json 3f9a0c | sha256sum    # the digest again",
+    )
+    made.add_argument("digest", metavar="DIGEST", help="the record's digest, or its beginning")
+    made = add(
+        "check",
+        _check,
+        "Recompute every digest of the archive, or of a bundle, and name what does not match",
+        "  python -m store check\n  python -m store check store/published/somewhere.zip",
+    )
+    made.add_argument("what", nargs="?", metavar="FILE", help="a bundle (.zip), or the file of another archive")
+
+
+def _adding(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) -> None:
+    made = add(
+        "add",
+        _add,
+        "Add records of folders or bundles; adding twice is adding once",
+        "  python -m store add outputs/sweeps/SWEEP\n  python -m store add store/published/somewhere.zip",
+    )
+    made.add_argument("paths", nargs="+", type=Path, metavar="FOLDER|FILE.zip")
+    made.add_argument("--sweep", metavar="ID", help="the sweep that the records belong to")
+    made = add(
+        "note",
+        _note,
+        "Say something about a record that was learned later",
+        "  python -m store note 3f9a0c 'the machine was under load'",
+    )
+    made.add_argument("digest", metavar="DIGEST", help="the record's digest, or its beginning")
+    made.add_argument("text", metavar="TEXT")
+    made.add_argument("--author", help="who says so (default: the user's name)")
+    made = add(
+        "export",
+        _export,
+        "Write records and what they rest on as a bundle",
+        "  python -m store export 3f9a0c 77b1d2 two.zip\n  python -m store export --sweep ID sweep.zip",
+    )
+    made.add_argument("digests", nargs="*", metavar="DIGEST", help="records, by digest or its beginning")
+    made.add_argument("file", type=Path, metavar="FILE.zip")
+    made.add_argument("--sweep", metavar="ID", help="all records of this sweep")
+
+
+def _opened(asked: argparse.Namespace, *, create: bool = False) -> Archive:
+    blobs: Path | None = asked.blobs
+    if blobs is None:
+        _, sqlite, file = str(asked.archive).partition("sqlite:///")
+        blobs = Path(file).parent / "blobs" if sqlite else Path("outputs/blobs")
+    return Archive.open(asked.archive, blobs, create=create)
+
+
+def _list(asked: argparse.Namespace) -> int:
+    with _opened(asked) as archive:
+        if asked.sweeps:
+            print(shown.sweeps(archive.sweeps(), json=asked.json), end="")
+        else:
+            found = archive.cells(sweep=asked.sweep, scenario=asked.scenario, outcome=asked.outcome)
+            print(shown.cells(found, json=asked.json), end="")
+    return 0
+
+
+def _show(asked: argparse.Namespace) -> int:
+    with _opened(asked) as archive:
+        digest, text = archive.record_text(asked.digest)
+        if asked.json:
+            # Exactly the text, without a line end, so that its SHA-256 is the digest.
+            print(text, end="")
+            return 0
+        record = read_record(text)
+        kept = [(name, kind, archive.has(name)) for name, kind in wanted(record).items()]
+        print(shown.record(digest, record, archive.notes(digest), kept), end="")
+    return 0
+
+
+def _check(asked: argparse.Namespace) -> int:
+    what = asked.what
+    if what is not None and what.endswith(".zip"):
+        problems, looked_at = check_bundle(Path(what)), what
+    else:
+        if what is not None:
+            asked.archive = what if "://" in what else f"sqlite:///{what}"
+        with _opened(asked) as archive:
+            problems, counts = archive.examine()
+        looked_at = f"{asked.archive}: {counts}"
+    if asked.json:
+        found = [{"digest": problem.digest, "what": problem.what} for problem in problems]
+        print(shown.as_json({"problems": found, "looked_at": looked_at}), end="")
+        return 1 if problems else 0
+    for problem in problems:
+        print(shown.escaped(str(problem)))
+    print(f"{looked_at}: {len(problems) or 'no'} problems", file=sys.stderr if problems else sys.stdout)
+    return 1 if problems else 0
+
+
+def _add(asked: argparse.Namespace) -> int:
+    added: list[str] = []
+    refused = 0
+    with _opened(asked, create=True) as archive:
+        for path in _expanded(asked.paths):
+            try:
+                bundle = path.suffix == ".zip"
+                added += add_bundle(archive, path, asked.sweep) if bundle else [archive.add(path, asked.sweep)]
+            except ArchiveError as error:
+                # The others are evidence too, so they are added all the same.
+                print(f"store: {shown.escaped(str(error))}", file=sys.stderr)
+                refused += 1
+    print(shown.as_json(added) if asked.json else "".join(f"{name}\n" for name in added), end="")
+    print(f"{len(added)} records are in the archive, {refused} of what was given was refused", file=sys.stderr)
+    return 2 if refused else 0
+
+
+def _expanded(paths: Sequence[Path]) -> list[Path]:
+    """Bundles, folders of a record, and for a folder of such folders each of them."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(record.parent for record in path.glob("*/record.json"))
+        if path.suffix == ".zip" or (path / "record.json").exists():
+            found.append(path)
+        elif inside:
+            found += inside
+        else:
+            raise ArchiveError(f"{path} is no bundle (.zip) and holds no record.json, nor do its folders")
+    return found
+
+
+def _note(asked: argparse.Namespace) -> int:
+    with _opened(asked) as archive:
+        digest, _ = archive.record_text(asked.digest)
+        archive.note(digest, asked.text, asked.author or getpass.getuser())
+    return 0
+
+
+def _export(asked: argparse.Namespace) -> int:
+    if bool(asked.digests) == bool(asked.sweep):
+        raise ArchiveError("name either records or a sweep to export, then the FILE.zip to write")
+    with _opened(asked) as archive:
+        if asked.sweep:
+            digests = [one.digest for one in archive.cells(sweep=asked.sweep)]
+        else:
+            digests = [archive.record_text(name)[0] for name in asked.digests]
+        export(archive, digests, asked.file)
+    made = shown.as_json({"file": str(asked.file), "records": digests}) if asked.json else f"{asked.file}\n"
+    print(made, end="")
+    return 0
+
+
+def _publish(asked: argparse.Namespace) -> int:
+    from store.tracking import main_publish  # noqa: PLC0415  (slow, see _parser)
+
+    with _opened(asked) as archive:
+        return main_publish(archive, asked)
+
+
+if __name__ == "__main__":
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read us has seen enough, as `head` does; what is left must not be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)

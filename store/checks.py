@@ -1,0 +1,202 @@
+"""Recomputes everything an archive holds and names what does not match.
+
+Found are: changed records, documents, plans and blobs; missing ones; index rows that the records do not give;
+sweeps that do not fit their plan; a damaged database file; a missing guard against changes. Not found: a
+record that was taken out together with everything that names it, and stdout or stderr that is not there
+(optional, so it is only counted).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Iterator, Mapping
+
+from sqlalchemy import Connection, LargeBinary, cast, select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from experiments.record import Spec, digest
+from store import sweeps
+from store.blobs import Blobs
+from store.cells import DOCUMENTS, OPTIONAL, cell, read_record, wanted
+from store.database import Database, row_dictionary
+from store.errors import ArchiveError
+from store.models import APPEND_ONLY, Cell, DocumentRow, PlanRow, RecordRow, SweepRecordRow, SweepRow
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that does not match."""
+
+    digest: str
+    """Digest, or other name, of what it is about."""
+    what: str
+    """A sentence without its subject."""
+
+    def __str__(self) -> str:
+        return f"{self.digest}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much was looked at."""
+
+    records: int = 0
+    documents: int = 0
+    blobs: int = 0
+    sweeps: int = 0
+    unreferenced_blobs: int = 0
+    """Blobs that no record names, such as an interrupted add leaves."""
+    absent_outputs: int = 0
+    """Contents of stdout, stderr and unreadable observations that are not kept, as after a bundle."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in asdict(self).items())
+
+
+def check(database: Database, blobs: Blobs) -> tuple[list[Problem], Counts]:
+    """All problems, and how much was looked at. Bad content is a problem, never an exception."""
+    examination = _Examination(blobs)
+    try:
+        with database.reading() as connection:
+            examination.run(connection, sqlite=database.is_sqlite)
+    except ArchiveError as error:
+        examination.problems.append(Problem("database", f"cannot be read on: {error}"))
+    return examination.problems, examination.counts()
+
+
+class _Examination:
+    """What is known so far: problems, and which contents are there and which are asked for."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self.blobs = blobs
+        self.problems: list[Problem] = []
+        self.specs: dict[str, Spec] = {}
+        """Digest of each readable record -> its spec."""
+        self.wanted: dict[str, set[str]] = {}
+        """Digest of each content that a record rests on -> what it is there."""
+        self.documents: set[str] = set()
+        self.kept: set[str] = set()
+        self.tally = {"records": 0, "sweeps": 0, "absent_outputs": 0}
+
+    def run(self, connection: Connection, *, sqlite: bool) -> None:
+        if sqlite:
+            self.problems.extend(_damage(connection))
+            self.problems.extend(_missing_guards(connection))
+        self._documents(connection, sqlite=sqlite)
+        self._records(connection, sqlite=sqlite)
+        self._contents()
+        self._sweeps(connection, sqlite=sqlite)
+
+    def counts(self) -> Counts:
+        unreferenced = len(self.kept - self.wanted.keys())
+        return Counts(
+            documents=len(self.documents), blobs=len(self.kept), unreferenced_blobs=unreferenced, **self.tally
+        )
+
+    def _say(self, name: str, what: str) -> None:
+        self.problems.append(Problem(name, what))
+
+    def _documents(self, connection: Connection, *, sqlite: bool) -> None:
+        for name, content in _contents(connection, DocumentRow.digest, DocumentRow.text, sqlite=sqlite):
+            self.documents.add(name)
+            if digest(content) != name:
+                self._say(name, f"document has the digest {digest(content)}")
+
+    def _records(self, connection: Connection, *, sqlite: bool) -> None:
+        cells = {row.digest: row_dictionary(row) for row in connection.execute(select(Cell.__table__)).all()}
+        for name, content in _contents(connection, RecordRow.digest, RecordRow.text, sqlite=sqlite):
+            self.tally["records"] += 1
+            self._record(name, content, cells.pop(name, None))
+        for name in cells:
+            self._say(name, "index row of a record that is not there; `Archive.rebuild` mends it")
+
+    def _record(self, name: str, content: bytes, indexed: dict[str, Any] | None) -> None:
+        if digest(content) != name:
+            self._say(name, f"record has the digest {digest(content)}")
+        try:
+            text = content.decode("utf-8")
+            record = read_record(text)
+            contents, row = wanted(record), cell(text, record)
+        except (ArchiveError, UnicodeDecodeError) as error:
+            self._say(name, f"record cannot be read: {error}")
+            return
+        self.specs[name] = record.spec
+        for asked, kind in contents.items():
+            self.wanted.setdefault(asked, set()).add(kind)
+        wrong = sorted(key for key in row if indexed is not None and indexed[key] != row[key])
+        if indexed is None:
+            self._say(name, "record has no index row; `Archive.rebuild` makes it")
+        elif wrong:
+            self._say(name, f"index row differs from the record in {', '.join(wrong)}; `Archive.rebuild` mends it")
+
+    def _contents(self) -> None:
+        self.kept = set(self.blobs.names())
+        for name, kinds in sorted(self.wanted.items()):
+            if kinds & set(DOCUMENTS) and name not in self.documents:
+                self._say(name, f"{' and '.join(sorted(kinds))} is missing")
+            if kinds - set(DOCUMENTS):
+                self._blob(name, kinds)
+
+    def _blob(self, name: str, kinds: set[str]) -> None:
+        try:
+            content = self.blobs.read(name)
+        except ArchiveError as error:
+            self._say(name, str(error))
+            return
+        if content is None and kinds - set(DOCUMENTS) - set(OPTIONAL):
+            self._say(name, f"{' and '.join(sorted(kinds))} is missing")
+        elif content is None:
+            self.tally["absent_outputs"] += 1
+
+    def _sweeps(self, connection: Connection, *, sqlite: bool) -> None:
+        plans: dict[str, dict[tuple[str, str], int]] = {}
+        for name, content in _contents(connection, PlanRow.digest, PlanRow.text, sqlite=sqlite):
+            if digest(content) != name:
+                self._say(name, f"plan has the digest {digest(content)}")
+            try:
+                plans[name] = sweeps.places(sweeps.read_plan(content.decode("utf-8")))
+            except (ArchiveError, UnicodeDecodeError) as error:
+                self._say(name, f"plan cannot be read: {error}")
+        for row in connection.execute(select(SweepRow.__table__)).all():
+            self.tally["sweeps"] += 1
+            if row.id != sweeps.sweep_id(row.plan, row.machine, row.number):
+                self._say(row.id, "sweep has another id than its plan, machine and number give")
+        links = select(SweepRecordRow.__table__, SweepRow.plan).join(SweepRow)
+        for row in connection.execute(links).all():
+            self._link(row, plans.get(row.plan))
+
+    def _link(self, row: Any, places: Mapping[tuple[str, str], int] | None) -> None:
+        """Records and plans that could not be read were named already, so their rows are let be."""
+        spec = self.specs.get(row.record)
+        if spec is None or places is None:
+            return
+        if spec.digest() != row.spec:
+            self._say(row.record, f"sweep {row.sweep} has it for spec {row.spec}, but its spec is {spec.digest()}")
+        if sweeps.place_of(spec) not in places:
+            self._say(row.record, f"sweep {row.sweep} has it, but its spec is not in the plan")
+
+
+def _contents(
+    connection: Connection, key: InstrumentedAttribute[str], text: InstrumentedAttribute[str], *, sqlite: bool
+) -> Iterator[tuple[str, bytes]]:
+    """Every row's digest and its text as bytes, so that text which is no longer UTF-8 can be looked at."""
+    # On PostgreSQL text is always UTF-8, and a cast to bytes would read backslashes as escapes.
+    column: Any = cast(text, LargeBinary) if sqlite else text
+    for name, content in connection.execute(select(key, column)):
+        yield name, content if isinstance(content, bytes) else content.encode("utf-8")
+
+
+def _damage(connection: Connection) -> Iterator[Problem]:
+    for (said,) in connection.exec_driver_sql("PRAGMA integrity_check"):
+        if said != "ok":
+            yield Problem("database", f"SQLite finds damage: {said}")
+    for row in connection.exec_driver_sql("PRAGMA foreign_key_check"):
+        yield Problem(f"{row[0]} row {row[1]}", f"names something in {row[2]} that is not there")
+
+
+def _missing_guards(connection: Connection) -> Iterator[Problem]:
+    found = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars().all()
+    for table in APPEND_ONLY:
+        for guard in ("update", "delete", "replace"):
+            if f"{table}_refuse_{guard}" not in found:
+                yield Problem(table, f"the trigger that refuses {guard} is missing")

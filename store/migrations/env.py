@@ -1,0 +1,15 @@
+"""Runs the migrations on the connection, inside the transaction, that `store.database` hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from store.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    version_table="twofold_version",
+)
+with context.begin_transaction():
+    context.run_migrations()

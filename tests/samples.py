@@ -1,0 +1,160 @@
+"""Records as a run would leave them, made from the dataclasses, for tests of what is done with records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.record import (
+    Ending,
+    Mark,
+    Memory,
+    Observation,
+    Observed,
+    Operator,
+    Outcome,
+    Output,
+    Question,
+    Record,
+    Setting,
+    Source,
+    Spec,
+    Tensor,
+    canonical,
+    digest,
+)
+
+SCENARIO = b"print('scenario')\n"
+STDOUT = b"hello\n"
+STDERR = b""
+
+
+def spec(case: str = "chosen_inside", **changes: Any) -> Spec:
+    """A spec; `changes` replace fields of its question, setting or mark, whichever has them."""
+    question = Question(
+        scenario="checkpoint/policy",
+        source=digest(SCENARIO),
+        case=case,
+        parameters={},
+        device="cpu",
+        dtype="float32",
+        input_dtype="float32",
+        seed=1729,
+        threads=1,
+        pass_="plain",
+    )
+    setting = Setting(
+        environment="here",
+        interpreter="",
+        variables={},
+        isolation="fresh",
+        sources="original",
+        timeout=60.0,
+        memory=None,
+        output=65536,
+        keep=16384,
+        hash_seed=0,
+        repeat=0,
+        attempt=0,
+    )
+    mark = Mark(
+        role="broken",
+        expectations=(),
+        why="",
+        cause=None,
+        needs=(),
+        reference=None,
+        float64=None,
+        fork_safe=True,
+    )
+    parts = [
+        replace(part, **{name: value for name, value in changes.items() if hasattr(part, name)})
+        for part in (question, setting, mark)
+    ]
+    return Spec(*parts)
+
+
+def contents(seed: int = 0) -> dict[str, bytes]:
+    """What the sample record of that seed rests on, by digest."""
+    parts = [SCENARIO, STDOUT, STDERR, machine(), tensor(seed)]
+    return {digest(part): part for part in parts}
+
+
+def machine(name: str = "one") -> bytes:
+    return canonical({"cpu": name}).encode()
+
+
+def tensor(seed: int) -> bytes:
+    return seed.to_bytes(4, "little") * 16
+
+
+def outcome(kind: str = "finished", message: str | None = None) -> Outcome:
+    raised = kind == "raised"
+    return Outcome(
+        kind=kind,
+        phase="backward" if raised else None,
+        type="RuntimeError" if raised else None,
+        bases=("Exception",) if raised else (),
+        message=message,
+        traceback="Traceback" if raised else None,
+        detail="",
+    )
+
+
+def observation(seed: int, ended: Outcome) -> Observation:
+    raw = digest(tensor(seed))
+    return Observation(
+        outcome=ended,
+        tensors=(
+            Tensor(
+                "gradient", "query", "float32", (16,), raw, whole=True, norm=1.5, largest=1.0, samples=None, sketch=None
+            ),
+        ),
+        operators={"forward": (Operator(0, 0, "aten::mul", ((16,), ())),)},
+        observed=(Observed("calls", 2, "evidence", None),),
+        state=(),
+        memory=(Memory("forward", 1, 2, 3, None, None, None),),
+        durations={"forward": 0.25},
+        machine=digest(machine()),
+        sources=(Source("experiments/scenarios/checkpoint/policy.py", digest(SCENARIO), kept=True),),
+    )
+
+
+def record(
+    case: str = "chosen_inside",
+    *,
+    seed: int = 0,
+    kind: str = "finished",
+    message: str | None = None,
+    started_at: str = "2026-01-02T03:04:05.000000Z",
+    observed: bool = True,
+    asked: Spec | None = None,
+    **changes: Any,
+) -> Record:
+    """A record of one process; `seed` chooses its tensor."""
+    ended = outcome(kind, message)
+    return Record(
+        spec=asked or spec(case, **changes),
+        outcome=ended,
+        observation=observation(seed, ended) if observed else None,
+        ending=Ending(
+            exit_code=0,
+            signal=None,
+            started_at=started_at,
+            duration=1.25,
+            stdout=Output(digest(STDOUT), len(STDOUT), len(STDOUT)),
+            stderr=Output(digest(STDERR), 0, 0),
+            unreadable=None,
+        ),
+    )
+
+
+def folder(path: Path, kept: Record, seed: int = 0, *, without: tuple[str, ...] = ()) -> Path:
+    """The folder that a run leaves: record.json and blobs."""
+    (path / "blobs").mkdir(parents=True)
+    (path / "record.json").write_bytes(kept.text().encode())
+    for name, content in contents(seed).items():
+        if name not in without:
+            (path / "blobs" / name).write_bytes(content)
+    return path

@@ -1,0 +1,210 @@
+"""The archive from the command line, as a process: what it prints, where, and how it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import samples
+
+from experiments.record import digest
+from store.archive import Archive
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def archive(tmp_path):
+    with Archive.open(f"sqlite:///{tmp_path}/outputs/archive.db", tmp_path / "outputs/blobs") as opened:
+        yield opened
+
+
+@pytest.fixture
+def kept(archive):
+    """Digest of a record that is there."""
+    return archive.add_text(samples.record(seed=1).text(), samples.contents(1).get)
+
+
+def store(folder, *arguments, status=0, **environment):
+    """Run a command in a folder, as somebody would; gives stdout and stderr."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "store", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert ended.returncode == status, ended
+    return ended.stdout, ended.stderr
+
+
+def test_list_shows_records_and_their_filters(tmp_path, archive, kept):
+    other = archive.add_text(
+        samples.record(seed=2, scenario="attention/mask", kind="died").text(), samples.contents(2).get
+    )
+    lines = store(tmp_path, "list")[0].splitlines()
+    assert lines[0].split()[:3] == ["digest", "started", "outcome"]
+    assert {line.split()[0] for line in lines[1:]} == {kept[:12], other[:12]}
+    for filters in (("--scenario", "checkpoint/*"), ("--outcome", "finished")):
+        assert [one["digest"] for one in json.loads(store(tmp_path, "list", "--json", *filters)[0])] == [kept]
+
+
+def test_list_shows_sweeps_and_their_records(tmp_path, archive):
+    asked = samples.spec()
+    sweep = archive.begin_sweep([asked, samples.spec("other")], "a" * 64).id
+    name = archive.add_text(samples.record(asked=asked).text(), samples.contents().get, sweep)
+    assert f"{sweep}" in store(tmp_path, "list", "--sweeps")[0]
+    assert "1 of 2" in store(tmp_path, "list", "--sweeps")[0]
+    assert json.loads(store(tmp_path, "list", "--sweeps", "--json")[0])[0]["finished"] is False
+    assert [one["digest"] for one in json.loads(store(tmp_path, "list", "--sweep", sweep, "--json")[0])] == [name]
+
+
+def test_show_prints_a_record_for_people(tmp_path, archive, kept):
+    archive.note(kept, "looked at twice", "somebody")
+    shown, _ = store(tmp_path, "show", kept[:10])
+    for part in (kept, "checkpoint/policy", "chosen_inside (broken)", "finished", "looked at twice", "query: float32"):
+        assert part in shown
+
+
+def test_show_as_json_is_the_text_whose_digest_it_is(tmp_path, kept):
+    shown, _ = store(tmp_path, "show", "--json", kept)
+    assert hashlib.sha256(shown.encode()).hexdigest() == kept
+
+
+def test_nothing_that_is_shown_commands_the_terminal(tmp_path, archive):
+    """A message of an error may hold anything; escape sequences can rewrite what was printed before."""
+    message = "red \x1b[31m\x07\u202e\x85 and\nnext"
+    record = samples.record(kind="raised", message=message, case="bad\x1bcase")
+    name = archive.add_text(record.text(), samples.contents().get)
+    archive.note(name, "\x1b]0;title\x07", "\x1b")
+    for shown in (store(tmp_path, "show", name)[0], store(tmp_path, "list")[0], store(tmp_path, "list", "--json")[0]):
+        assert not set(shown) & set("\x1b\x07\x85")
+    assert r"red \x1b[31m\x07\u202e\x85 and" in store(tmp_path, "show", name)[0]
+
+
+def test_what_the_terminal_cannot_write_is_escaped(tmp_path, archive):
+    name = archive.add_text(samples.record(kind="raised", message="größer ≠").text(), samples.contents().get)
+    shown, _ = store(tmp_path, "show", name, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert r"gr\xf6\xdfer \u2260" in shown
+
+
+def test_check_says_what_does_not_match(tmp_path, kept):
+    shown, _ = store(tmp_path, "check")
+    assert "1 records" in shown
+    name = digest(samples.tensor(1))
+    path = tmp_path / "outputs/blobs" / name[:2] / name
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    assert store(tmp_path, "check", status=1)[0].startswith(f"{name}: blob {name} has the digest")
+    assert json.loads(store(tmp_path, "check", "--json", status=1)[0])["problems"][0]["digest"] == name
+
+
+def test_check_looks_at_another_archive_with_its_blobs_beside_it(tmp_path, kept):
+    assert "1 records" in store(tmp_path.parent, "check", tmp_path / "outputs/archive.db")[0]
+
+
+def test_a_bundle_is_exported_checked_and_added(tmp_path, archive, kept):
+    assert store(tmp_path, "export", kept[:8], "sent.zip") == ("sent.zip\n", "")
+    assert "no problems" in store(tmp_path, "check", "sent.zip")[0]
+    shown, said = store(tmp_path, "add", "sent.zip", "--archive", "sqlite:///other/archive.db")
+    assert (shown, said) == (f"{kept}\n", "1 records are in the archive, 0 of what was given was refused\n")
+    content = bytearray((tmp_path / "sent.zip").read_bytes())
+    content[len(content) // 3] ^= 1
+    (tmp_path / "sent.zip").write_bytes(content)
+    assert store(tmp_path, "check", "sent.zip", status=1)[0]
+    assert "refused and nothing was added" in store(tmp_path, "add", "sent.zip", status=2)[1]
+
+
+def test_a_sweep_is_exported(tmp_path, archive):
+    asked = samples.spec()
+    sweep = archive.begin_sweep([asked], "a" * 64).id
+    name = archive.add_text(samples.record(asked=asked).text(), samples.contents().get, sweep)
+    made = json.loads(store(tmp_path, "export", "--json", "--sweep", sweep, "sweep.zip")[0])
+    assert made == {"file": "sweep.zip", "records": [name]}
+    assert "name either records or a sweep" in store(tmp_path, "export", "sweep.zip", status=2)[1]
+
+
+def test_folders_are_added_alone_or_together(tmp_path):
+    """What a run left behind when its archive failed is taken in later."""
+    run = tmp_path / "outputs/sweeps/one"
+    for seed in (1, 2):
+        samples.folder(run / str(seed), samples.record(seed=seed), seed)
+    assert len(store(tmp_path, "add", run / "1")[0].splitlines()) == 1
+    assert len(json.loads(store(tmp_path, "add", "--json", run)[0])) == 2
+    (run / "1/record.json").write_text("{}")
+    shown, said = store(tmp_path, "add", run, status=2)
+    assert len(shown.splitlines()) == 1
+    assert "one/1: record" in said
+    assert "1 of what was given was refused" in said
+
+
+def test_a_note_is_written(tmp_path, archive, kept):
+    store(tmp_path, "note", kept[:8], "under load", "--author", "somebody")
+    assert [(note.author, note.text) for note in archive.notes(kept)] == [("somebody", "under load")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("list",), "there is no archive at outputs/archive.db"),
+        (("check", "none.zip"), "none.zip cannot be read"),
+        (("check", "none.db"), "there is no archive at none.db"),
+        (("add", "none"), "none is no bundle (.zip) and holds no record.json"),
+        (("add", "none.zip"), "none.zip cannot be read: No such file"),
+        (("list", "--archive", "x"), "not a database URL"),
+        (("lists",), "invalid choice: 'lists'"),
+        ((), "required: COMMAND"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence_and_status_2(tmp_path, arguments, says):
+    shown, said = store(tmp_path, *arguments, status=2)
+    assert says in said
+    assert shown == ""
+
+
+def test_unknown_records_and_sweeps_are_sentences(tmp_path, kept):
+    assert "no record's digest begins with" in store(tmp_path, "show", "0" * 20, status=2)[1]
+    assert "there is no sweep 'x'" in store(tmp_path, "list", "--sweep", "x", status=2)[1]
+
+
+@pytest.mark.parametrize("command", ["list", "show", "check", "add", "note", "export"])
+def test_help_has_examples(tmp_path, command):
+    assert f"python -m store {command}" in store(tmp_path, command, "--help")[0]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, archive):
+    for seed in range(3):
+        archive.add_text(samples.record(seed=seed, case="x" * 50_000).text(), samples.contents(seed).get)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "store", "list"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert said == b""
+
+
+def test_only_publishing_imports_mlflow(tmp_path):
+    """It takes seconds, and an archive can be read where it is not installed."""
+    code = "import sys; sys.modules['mlflow'] = None; from store.__main__ import main; sys.exit(main(['list']))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (ended.returncode, "there is no archive" in ended.stderr) == (2, True)
