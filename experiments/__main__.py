@@ -36,6 +36,7 @@ from experiments.record import Record, Replay, Spec, digest, replays
 from experiments.verdict import NOT_AS_EXPECTED, Verdict, contexts, judge
 from reports import files
 from store.archive import Archive, ArchiveError, Sweep
+from store.publisher import visible
 
 CONF = catalogue.ROOT / "conf"
 ORDER = ("as expected", "not as expected", "cannot say")
@@ -137,8 +138,10 @@ def _sweep(cfg: Config, listed: Catalogue, made: Plan, archive: Archive) -> int:
         publishing = _publishing(cfg, place)
         try:
             _run(cfg, made, archive, place, done, publishing)
-        except KeyboardInterrupt:
+        except BaseException as error:
             publishing.abandon()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
             there = archive.sweep(place.sweep.id).done
             say(f"interrupted: {there} of {len(made.specs)} processes are archived; the same command resumes")
             return 130
@@ -202,13 +205,22 @@ def _run(
         )
         with contextlib.closing(ended):
             for record, folder in ended:
-                archive.add(folder, place.sweep.id)
-                shutil.rmtree(folder, ignore_errors=True)
+                _keep(archive, place, folder)
                 bar.ended()
                 scenario = record.spec.question.scenario
                 waiting[scenario] -= 1
                 if not waiting[scenario]:
                     bar.judged(scenario, Counter(v.word for _, v in _judged(archive, place, scenario, publishing)))
+
+
+def _keep(archive: Archive, place: _Place, folder: Path) -> None:
+    """Archive a record. If that fails the sweep stops, with the evidence still in its folder."""
+    try:
+        archive.add(folder, place.sweep.id)
+    except ArchiveError as error:
+        rescue = f"`python -m store add {folder}` takes it in later, and so does the same command run again"
+        raise ArchiveError(f"{error}; the evidence stays in {folder}: {rescue}") from None
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _judged(archive: Archive, place: _Place, scenario: str, publishing: Publishing) -> list[tuple[Replay, Verdict]]:
@@ -242,10 +254,13 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
     counts = Counter(verdict.word for _, verdict in verdicts)
     path = files.write(archive, sweep, Path(cfg.outputs) / "reports") if cfg.report else None
     print(", ".join(f"{counts[word]} {word}" for word in ORDER), f"(of {len(made)} replays)")
-    for replay, verdict in verdicts:
-        if verdict.word == NOT_AS_EXPECTED:
-            question = replay.spec.question
-            print(f"  not as expected: {question.scenario} {question.label()}: {'; '.join(verdict.reasons)}")
+    wrong = Counter(
+        f"{replay.spec.question.scenario} {replay.spec.question.label()}: {'; '.join(verdict.reasons)}"
+        for replay, verdict in verdicts
+        if verdict.word == NOT_AS_EXPECTED
+    )
+    for what, count in wrong.items():
+        print(f"  not as expected ({count} {'replay' if count == 1 else 'replays'}): {visible(what)}")
     if path is not None:
         print(f"report: {path}")
     print("browse: make ui")

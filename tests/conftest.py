@@ -1,0 +1,28 @@
+"""What all tests share: missing services are skipped visibly, and are failures where they must be there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NoReturn
+
+import pytest
+import sqlalchemy
+import torch
+
+
+def pytest_report_header() -> str:
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, sqlalchemy {sqlalchemy.__version__}"
+
+
+def missing(what: str) -> NoReturn:
+    """Skip because a service or program is not here; fail where TWOFOLD_REQUIRE_SERVICES says it must be."""
+    if os.environ.get("TWOFOLD_REQUIRE_SERVICES"):
+        pytest.fail(f"{what} is missing, and TWOFOLD_REQUIRE_SERVICES says it must be here")
+    pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture
+def sqlite3_program() -> str:
+    """Path of the sqlite3 command line."""
+    return shutil.which("sqlite3") or missing("the program sqlite3")
