@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
 from experiments.agreement import Agreement, Allowance, Difference, Fetch, Step, align, allowances, differences, rank
-from experiments.record import Record, Replay, digest
-from experiments.verdict import Context, Verdict, contexts, ending, judge, looking_changed
+from experiments.record import Operator, Record, Replay, digest
+from experiments.verdict import Context, Verdict, contexts, judge, looking_changed
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,25 @@ class Case:
         return self.first.replay.spec.question.label()
 
     @property
+    def is_float64(self) -> bool:
+        """A reference that only serves to measure rounding."""
+        question = self.first.replay.spec.question
+        return question.dtype != question.input_dtype
+
+    @property
     def endings(self) -> list[str]:
-        """How its replays ended, each ending once."""
-        records = [one.replay.plain for one in self.judged]
-        return list(dict.fromkeys("not run" if record is None else ending(record) for record in records))
+        """How its replays ended, in a word or two, each ending once."""
+        return list(dict.fromkeys(_ending(one.replay.plain) for one in self.judged))
+
+
+def _ending(record: Record | None) -> str:
+    """The outcome without its message, which is shown once where it matters."""
+    if record is None:
+        return "plain pass missing"
+    outcome = record.outcome
+    if outcome.kind == "raised":
+        return f"raised {(outcome.type or '').rpartition('.')[2]} in {outcome.phase}"
+    return f"{outcome.kind} ({outcome.detail})" if outcome.detail else outcome.kind
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,13 @@ class Numbers:
     allowed: Allowance | None
     """What counts as rounding. None if there is no float64 reference."""
 
+    @property
+    def share(self) -> float:
+        """How much of what rounding allows the case uses up; of tensors that cannot be measured, none."""
+        if self.own_error is None or self.allowed is None or not self.allowed.total:
+            return 0.0
+        return self.own_error.absolute / self.allowed.total
+
 
 @dataclass(frozen=True)
 class Operators:
@@ -66,8 +88,13 @@ class Operators:
 
     @property
     def first(self) -> int | None:
-        """Place of the first difference. None if there is none."""
-        return next((place for place, step in enumerate(self.steps) if not step.same), None)
+        """Place of the first difference. None if there is none.
+
+        A recomputation stops once it has what it needs, so operators that only the forward pass has at the
+        end are not a difference.
+        """
+        end = max((place for place, step in enumerate(self.steps) if step.right is not None), default=-1)
+        return next((place for place, step in enumerate(self.steps[: end + 1]) if not step.same), None)
 
 
 @dataclass(frozen=True)
@@ -145,7 +172,13 @@ def _operators(case: Case) -> list[Operators]:
     listed = profiled.observation.operators
     if not listed.get("recomputation"):
         return []
-    return [Operators(case, profiled, tuple(align(listed.get("forward", ()), listed["recomputation"])))]
+    forward, again = (_without_detach(listed.get(phase, ())) for phase in ("forward", "recomputation"))
+    return [Operators(case, profiled, tuple(align(forward, again)))]
+
+
+def _without_detach(operators: Sequence[Operator]) -> list[Operator]:
+    """Checkpoint detaches what it saves again, in the recomputation only."""
+    return [operator for operator in operators if operator.name != "aten::detach"]
 
 
 def _repeats(case: Case, fetch: Fetch) -> Repeats:

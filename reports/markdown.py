@@ -19,6 +19,8 @@ SHOWN = 12
 """Digits of a digest in a table."""
 CONTEXT = 6
 """Operators shown on each side of the first difference."""
+MESSAGE = 4
+"""Lines shown of a message."""
 
 
 def render(
@@ -61,14 +63,38 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _verdicts(comparison: Comparison) -> list[str]:
+    """One table for all scenarios, then the cases of each, folded."""
     counts = Counter(one.verdict.word for case in comparison.cases for one in case.judged)
-    lines = ["## Verdicts", "", f"Replays: {', '.join(f'{counts[word]} {word}' for word in sorted(counts))}."]
-    for scenario in dict.fromkeys(case.scenario for case in comparison.cases):
-        cases = [case for case in comparison.cases if case.scenario == scenario]
-        lines += ["", f"### {code(scenario)}", "", _prose(comparison.titles.get(scenario, "")), ""]
-        lines += table(("case", "role", "outcome", "verdict", "replays", "record"), [_row(case) for case in cases])
-        lines += _controls(cases)
+    scenarios = list(dict.fromkeys(case.scenario for case in comparison.cases))
+    grouped = {name: [case for case in comparison.cases if case.scenario == name] for name in scenarios}
+    rows = [_scenario_row(name, cases, comparison) for name, cases in grouped.items()]
+    lines = ["## Verdicts", "", f"Replays: {', '.join(f'{counts[word]} {word}' for word in sorted(counts))}.", ""]
+    lines += table(("what goes wrong", "scenario", "broken", "repairs", "controls", "verdict"), rows)
+    for name, cases in grouped.items():
+        lines += ["", *_folded(f"Cases of {name}", _cases(cases))]
     return lines
+
+
+def _scenario_row(name: str, cases: Sequence[Case], comparison: Comparison) -> list[str]:
+    roles = Counter(case.first.replay.spec.mark.role for case in cases)
+    words = Counter(one.verdict.word for case in cases for one in case.judged)
+    shown = ", ".join(f"{words[word]} {word}" for word in sorted(words))
+    title = _prose(comparison.titles.get(name, ""))
+    return [title, code(name), *(str(roles[role] or "") for role in ("broken", "repair", "control")), shown]
+
+
+def _cases(cases: Sequence[Case]) -> list[str]:
+    shown = [case for case in cases if not case.is_float64]
+    head = ("case", "role", "outcome", "verdict", "replays", "record")
+    return [*table(head, [_row(case) for case in shown]), *_controls(shown)]
+
+
+def _folded(summary: str, lines: Sequence[str]) -> list[str]:
+    return [f"<details><summary>{_html(summary)}</summary>", "", *lines, "", "</details>"]
+
+
+def _html(text: str) -> str:
+    return visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _row(case: Case) -> list[str]:
@@ -76,7 +102,7 @@ def _row(case: Case) -> list[str]:
     return [
         code(case.label),
         case.first.replay.spec.mark.role,
-        "; ".join(code(text, 160) for text in case.endings),
+        "; ".join(code(text) for text in case.endings),
         "; ".join(dict.fromkeys(one.verdict.word for one in case.judged)),
         str(len(case.judged)),
         "" if record is None else code(digest(record.text())[:SHOWN]),
@@ -86,7 +112,7 @@ def _row(case: Case) -> list[str]:
 def _controls(cases: Sequence[Case]) -> list[str]:
     whys = {case.label.partition("[")[0]: case.first.replay.spec.mark.why for case in cases}
     found = [f"- {code(label)} cannot break here: {_prose(why)}." for label, why in whys.items() if why]
-    return ["", "Controls:", "", *found] if found else []
+    return ["", *found] if found else []
 
 
 def _ledger(rulings: Sequence[tuple[Claim, Ruling]]) -> list[str]:
@@ -135,11 +161,22 @@ def _side_by_side(found: Operators) -> list[str]:
     ]
     return [
         f"{code(found.case.scenario)} {code(found.case.label)}, profiled in a process of its own (record "
-        f"{code(digest(found.record.text())[:SHOWN])}); places {start} to {end - 1} of {len(found.steps)}, aligned, "
-        f"inner operators indented. A recomputation may stop early: what is missing at its end is no difference.",
+        f"{code(digest(found.record.text())[:SHOWN])}). Places {start} to {end - 1} of {len(found.steps)}, aligned; "
+        "a dot for each operator around. A recomputation may stop early, so what only the forward pass has at the "
+        "end is no difference; `aten::detach`, which checkpoint adds when it saves, is left out.",
         "",
         *table(("place", "forward", "recomputation", ""), rows),
+        *_said(found.case),
     ]
+
+
+def _said(case: Case) -> list[str]:
+    """What torch said about it: the head of the message, which names the tensors."""
+    record = case.first.replay.plain
+    if record is None or record.outcome.kind != "raised":
+        return []
+    head = "\n".join((record.outcome.message or "").strip().splitlines()[:MESSAGE])
+    return ["", f"What the plain pass ended with, {code(record.outcome.type or '')}, first lines:", "", block(head)]
 
 
 def _mark(step: Step) -> str:
@@ -159,33 +196,48 @@ def _first_difference(found: Operators) -> list[str]:
 
 
 def _numbers(comparison: Comparison) -> list[str]:
-    """Differences from the reference; cases whose every bit is the reference's are said once."""
+    """Differences from the reference: the widest tensor of each case, then all of them, folded."""
     rows = [row for row in comparison.numbers if not row.against_reference.same_bits]
     same = _all_same(comparison)
-    lines = ["## Differences in numbers", ""]
-    lines += [
-        f"{len(same)} cases have the bits of their reference in every output and gradient: "
-        + ", ".join(code(f"{scenario} {label}") for scenario, label in same)
-        + "."
+    lines = [
+        "## Differences in numbers",
+        "",
+        f"{_count(len(same), 'case has', 'cases have')} the bits of the reference ",
     ]
+    lines[-1] += "in every output and gradient."
     if rows:
-        lines += ["", _MEASURE, ""]
-        head = (
-            "case",
-            "tensor",
-            "largest difference",
-            "ULP",
-            "equal bits",
-            "own error",
-            "reference's error",
-            "rounding allows",
-        )
-        lines += table(head, [_numbers_row(row) for row in rows])
+        widest: dict[int, Numbers] = {}
+        for row in sorted(rows, key=lambda one: -one.share):
+            widest.setdefault(id(row.case), row)
+        shown = [row for row in rows if widest[id(row.case)] is row]
+        lines += ["", _MEASURE, "", *table(_HEAD, [_numbers_row(row) for row in shown])]
+        lines += [
+            "",
+            *_folded(f"All {len(rows)} tensors that differ", table(_HEAD, [_numbers_row(row) for row in rows])),
+        ]
+    if same:
+        listed = [f"- {code(f'{scenario} {label}')}" for scenario, label in same]
+        lines += ["", *_folded("Cases with the bits of their reference", listed)]
     return lines
 
 
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+_HEAD = (
+    "scenario and case",
+    "tensor",
+    "largest difference from reference",
+    "ULP",
+    "equal bits",
+    "own error",
+    "reference's error",
+    "rounding allows an error of",
+)
 _MEASURE = (
-    "The others, tensor by tensor. Errors are against the same calculation in float64 from the same inputs. "
+    "Of each of the others, the tensor that comes closest to what rounding allows. Errors are against the same "
+    "calculation in float64 from the same inputs. "
     "Rounding allows twice what the reference errs plus its last place; a single number, which can be right by "
     "chance, may be off by as large a share of its value as the other tensors. Of tensors over 16 KiB a fixed "
     "sample of 1024 elements is compared."
@@ -238,8 +290,28 @@ def _repeats(comparison: Comparison) -> list[str]:
 def _gaps(comparison: Comparison) -> list[str]:
     if not comparison.gaps:
         return []
-    rows = [[code(what), _prose(why)] for what, why in comparison.gaps]
-    return ["## What could not be compared", "", *table(("case", "why"), rows)]
+    reasons: dict[str, list[str]] = {}
+    for what, why in comparison.gaps:
+        reasons.setdefault(why, []).append(what)
+    lines = ["## What could not be compared"]
+    for why, cases in reasons.items():
+        lines += ["", f"{_prose(why)}: {_count(len(cases), 'case', 'cases')}.", ""]
+        lines += [f"- {code(what)}" for what in cases]
+    return lines
+
+
+MAIN_FACTS = (
+    "torch.version",
+    "cpu.model",
+    "cpu.capability",
+    "cpu.usable_cores",
+    "switches.threads",
+    "gpu.name",
+    "system.name",
+    "system.libc",
+    "python.version",
+)
+"""What a reader asks first."""
 
 
 def _machine(comparison: Comparison) -> list[str]:
@@ -249,12 +321,14 @@ def _machine(comparison: Comparison) -> list[str]:
     names = sorted({name for one in flat for name in one})
     same = [name for name in names if len({one.get(name) for one in flat}) == 1]
     other = [name for name in names if name not in same]
-    lines = ["## The machine", "", *table(("fact", "value"), [[code(name), code(flat[0][name])] for name in same])]
+    head = ("fact", "value")
+    lines = ["## The machine", "", *table(head, [[code(n), code(flat[0][n])] for n in MAIN_FACTS if n in same])]
     if other:
         heads = [code(name[:SHOWN]) for name, _ in comparison.machines]
         rows = [[code(name), *(code(one.get(name, "")) for one in flat)] for name in other]
         lines += ["", "Facts that differ between processes:", "", *table(("fact", *heads), rows)]
-    return [*lines, *_builds(comparison)]
+    rest = [[code(name), code(flat[0][name])] for name in same if name not in MAIN_FACTS]
+    return [*lines, "", *_folded("All other facts, the same in every process", table(head, rest)), *_builds(comparison)]
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -324,11 +398,7 @@ def _digests(replays: Sequence[Replay]) -> list[str]:
         "",
         "`python -m store show DIGEST` shows a record, `python -m store check` recomputes every digest.",
         "",
-        "<details><summary>All records</summary>",
-        "",
-        *table(("record", "case", "pass", "evidence"), rows),
-        "",
-        "</details>",
+        *_folded("All records", table(("record", "case", "pass", "evidence"), rows)),
     ]
 
 

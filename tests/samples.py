@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from experiments.record import (
     Output,
     Question,
     Record,
+    Replay,
     Setting,
     Source,
     Spec,
@@ -158,3 +162,83 @@ def folder(path: Path, kept: Record, seed: int = 0, *, without: tuple[str, ...] 
         if name not in without:
             (path / "blobs" / name).write_bytes(content)
     return path
+
+
+# Records whose tensors, operators and machine a test chooses.
+
+
+def facts(host: str = "one", version: str = "2.13.0+cpu", **others: Any) -> dict[str, Any]:
+    """Facts of a machine, with the parts that reports and claims look at."""
+    return {
+        "host": host,
+        "cpu": {"model": "a processor", "architecture": "x86_64", "capability": "AVX512", "cores": 8},
+        "gpu": None,
+        "system": {"name": "Linux", "release": "6.1"},
+        "torch": {"version": version, "build": "built with:\n  - a compiler\n", "parallel": "threads:\n  1\n"},
+        **others,
+    }
+
+
+def packed(numbers: Sequence[float], dtype: str = "float32") -> bytes:
+    """Raw little-endian elements; bfloat16 keeps the upper half of a float32."""
+    if dtype == "bfloat16":
+        singles = struct.pack(f"<{len(numbers)}f", *numbers)
+        return b"".join(singles[at + 2 : at + 4] for at in range(0, len(singles), 4))
+    codes = {"float32": "f", "float64": "d", "float16": "e", "int8": "b", "uint8": "B", "bool": "?", "int64": "q"}
+    return struct.pack(f"<{len(numbers)}{codes[dtype]}", *numbers)
+
+
+class Bench:
+    """Makes records and keeps what they rest on."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = contents()
+        self.machines: dict[str, dict[str, Any]] = {}
+
+    def keep(self, content: bytes) -> str:
+        name = digest(content)
+        self.blobs[name] = content
+        return name
+
+    def tensor(
+        self, role: str, name: str, numbers: Sequence[float], dtype: str = "float32", shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """A tensor kept whole, one-dimensional unless a shape is given."""
+        finite = [abs(float(number)) for number in numbers if math.isfinite(number)]
+        return Tensor(
+            role=role,
+            name=name,
+            dtype=dtype,
+            shape=tuple(shape) if shape is not None else (len(numbers),),
+            digest=self.keep(packed(numbers, dtype)),
+            whole=True,
+            norm=1.0,
+            largest=max(finite, default=0.0),
+            samples=None,
+            sketch=None,
+        )
+
+    def absent(self, role: str, name: str) -> Tensor:
+        """An input that got no gradient."""
+        return Tensor(role, name, None, None, None, whole=False, norm=None, largest=None, samples=None, sketch=None)
+
+    def record(
+        self, asked: Spec, *tensors: Tensor, ended: Outcome | None = None, machine: Any = None, **seen: Any
+    ) -> Record:
+        """A record of `asked` that saw these tensors; `seen` replaces fields of the observation."""
+        document = facts() if machine is None else machine
+        name = self.keep(canonical(document).encode())
+        self.machines[name] = document
+        ended = ended or outcome()
+        base = record(asked=asked)
+        assert base.observation is not None
+        plain = asked.question.pass_ == "plain"
+        fields: dict[str, Any] = {"operators": None if plain else {}, "observed": (), "state": (), **seen}
+        return replace(
+            base,
+            outcome=ended,
+            observation=replace(base.observation, outcome=ended, tensors=tensors, machine=name, **fields),
+        )
+
+    def replay(self, *made: Record) -> Replay:
+        return Replay({one.spec.question.pass_: one for one in made})
