@@ -74,6 +74,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a few minutes, about 2 GB)" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@sed -e '' $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/') constraints.txt > .state/constraints.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .state/constraints.txt pip setuptools wheel
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .state/constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt pip setuptools wheel
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@

@@ -142,8 +142,9 @@ def _operators(comparison: Comparison) -> list[str]:
     first, *others = sorted(broken, key=lambda one: bool(one.case.first.replay.spec.question.parameters))
     lines = ["## Operators: forward against recomputation", "", *_side_by_side(first)]
     if others:
-        lines += ["", "First difference in the other broken cases that recompute:", ""]
-        lines += table(("scenario", "case", "forward", "recomputation"), [_first_difference(one) for one in others])
+        rows = [_first_difference(one) for one in others]
+        folded = table(("case", "forward", "recomputation"), rows)
+        lines += ["", *_folded("First difference in the other broken cases that recompute", folded)]
     return lines
 
 
@@ -192,7 +193,7 @@ def _operator(operator: Operator | None) -> str:
 
 def _first_difference(found: Operators) -> list[str]:
     step = found.steps[found.first or 0]
-    return [code(found.case.scenario), code(found.case.label), _operator(step.left), _operator(step.right)]
+    return [code(f"{found.case.scenario} {found.case.label}"), _operator(step.left), _operator(step.right)]
 
 
 def _numbers(comparison: Comparison) -> list[str]:
