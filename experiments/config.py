@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
@@ -40,6 +41,10 @@ class Suite(Enum):
 class Isolation(Enum):
     fresh = "fresh"
     """A new interpreter for each process."""
+    forked = "forked"
+    """A fork of an interpreter that has only imported torch, where the case and the system allow it."""
+    audit = "audit"
+    """Forked, and a fixed sample fresh as well, under another hash seed, to be compared."""
 
 
 class Engine(Enum):
@@ -49,6 +54,8 @@ class Engine(Enum):
 @dataclass
 class IsolationConfig:
     kind: Isolation = Isolation.fresh
+    sample: float = 0.25
+    """Share of the replays, 0 to 1, that an audit runs fresh as well."""
 
 
 @dataclass
@@ -167,7 +174,9 @@ def plan(cfg: Config, catalogue: Catalogue) -> Plan:
     chosen = [entry for entry in catalogue.select(cfg.scenarios) if _in_suite(entry, cfg.suite)]
     devices = _devices(cfg, catalogue)
     whole = [entry for entry in chosen if entry.error is None]
-    specs = tuple(spec for entry in whole for device in devices for spec in _entry(entry, device, cfg))
+    specs = tuple(
+        spec for entry in whole for listed in [_on(entry, devices, cfg)] for spec in (*listed, *_audited(listed, cfg))
+    )
     if not specs and whole:
         raise ConfigError(f"no case matches cases={list(cfg.cases)}; `python -m experiments.catalogue` lists them")
     return Plan(
@@ -185,6 +194,8 @@ def _check(cfg: Config) -> None:
     for name, limit in (("timeout", cfg.limits.timeout), ("memory", cfg.limits.memory), ("output", cfg.limits.output)):
         if limit is not None and limit <= 0:
             raise ConfigError(f"limits.{name}={limit} leaves nothing; give a number above 0")
+    if not 0 <= cfg.isolation.sample <= 1:
+        raise ConfigError(f"isolation.sample={cfg.isolation.sample}: a share is 0 to 1")
     if not 0 <= cfg.hash_seed < 2**32:
         raise ConfigError(f"hash_seed={cfg.hash_seed}: Python takes 0 to {2**32 - 1}")
     python = cfg.environment.python
@@ -224,6 +235,10 @@ class _Chosen:
     parameters: Mapping[str, Any]
     dtype: str
     input_dtype: str
+
+
+def _on(entry: Entry, devices: Sequence[str], cfg: Config) -> list[Spec]:
+    return [spec for device in devices for spec in _entry(entry, device, cfg)]
 
 
 def _entry(entry: Entry, device: str, cfg: Config) -> Iterator[Spec]:
@@ -311,13 +326,14 @@ def _question(entry: Entry, chosen: _Chosen, device: str, cfg: Config, pass_: st
 
 def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting:
     limits, case = cfg.limits, chosen.case
+    # Of several replays the last runs from a copy of the sources in another folder.
+    copied = replays > 1 and repeat == replays - 1
     return Setting(
         environment=cfg.environment.name,
         interpreter=cfg.environment.python,
         variables=dict(cfg.environment.variables),
-        isolation=cfg.isolation.kind.value,
-        # Of several replays the last runs from a copy of the sources in another folder.
-        sources="copied" if replays > 1 and repeat == replays - 1 else "original",
+        isolation="forked" if _forks(cfg, case, copied=copied) else "fresh",
+        sources="copied" if copied else "original",
         timeout=float(case["timeout"] or limits.timeout),
         memory=case["memory"] or limits.memory,
         output=limits.output,
@@ -326,6 +342,23 @@ def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting
         repeat=repeat,
         attempt=0,
     )
+
+
+def _forks(cfg: Config, case: Mapping[str, Any], *, copied: bool) -> bool:
+    """Copied sources are not what the server has imported; CUDA does not survive a fork once it is in use,
+    and the server does not use it.
+    """
+    return cfg.isolation.kind is not Isolation.fresh and hasattr(os, "fork") and case["fork_safe"] and not copied
+
+
+def _audited(specs: Sequence[Spec], cfg: Config) -> Iterator[Spec]:
+    """The sample that an audit runs fresh as well: the same at every sweep, chosen by the replay's digest."""
+    if cfg.isolation.kind is not Isolation.audit:
+        return
+    for spec in specs:
+        if spec.setting.isolation == "forked" and int(spec.replay_digest()[:8], 16) / 2**32 < cfg.isolation.sample:
+            setting = replace(spec.setting, isolation="fresh", hash_seed=(spec.setting.hash_seed + 1) % 2**32)
+            yield replace(spec, setting=setting)
 
 
 def _mark(entry: Entry, chosen: _Chosen, device: str, cfg: Config) -> Mark:

@@ -24,7 +24,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Mapping
+from typing import IO, Any, Callable, Mapping, Protocol
 
 from .record import (
     PHASES,
@@ -47,6 +47,8 @@ PATIENCE = 2.0
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "HOME", "USERPROFILE", "CUDA_HOME")
 """Environment variables without which an interpreter, torch or CUDA may not start. Passed, not recorded."""
 
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
 LARGEST_OBSERVATION = 256 * 2**20
 """Bytes of an observation that are read."""
 
@@ -55,9 +57,13 @@ class LaunchError(Exception):
     """A worker could not be started at all: no such interpreter, no folder to run in."""
 
 
+class LostError(LaunchError):
+    """A process can no longer be watched, because what watched it has ended."""
+
+
 def run(spec: Spec, folder: Path, root: Path) -> Record:
     """Run one spec to its end and leave `folder` ready to be archived."""
-    running = start(spec, folder, root)
+    running = start(spec, folder, fresh(root))
     while True:
         record = running.poll()
         if record is not None:
@@ -65,8 +71,25 @@ def run(spec: Spec, folder: Path, root: Path) -> Record:
         time.sleep(0.01)
 
 
-def start(spec: Spec, folder: Path, root: Path) -> Running:
-    """Start the worker for `spec` from the sources below `root`, with `folder` (which must not exist) as its own.
+class Process(Protocol):
+    """What `Running` watches: a started interpreter, or a fork of a warm one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Exit code, or minus the number of the signal; None while it runs."""
+
+    def close(self) -> None:
+        """Let go of it; it has ended or is about to."""
+
+
+Starter = Callable[[Spec, Path], Process]
+"""Starts a process for a spec in its prepared folder. Raises LaunchError if it cannot."""
+
+
+def start(spec: Spec, folder: Path, starter: Starter) -> Running:
+    """Start a process for `spec` with `folder` (which must not exist) as its own.
 
     Raises LaunchError if it cannot be started.
     """
@@ -74,10 +97,40 @@ def start(spec: Spec, folder: Path, root: Path) -> Running:
         folder.mkdir(parents=True)
         (folder / "tmp").mkdir()
         (folder / "blobs").mkdir()
+        for name in ("stdout", "stderr"):
+            (folder / name).touch()
         (folder / "spec.json").write_text(canonical(spec.to_json()), encoding="utf-8")
-        return Running(spec, folder, _process(spec, folder, root))
     except OSError as error:
-        raise LaunchError(f"could not start a worker with {interpreter(spec)}: {error}") from None
+        raise LaunchError(f"could not prepare {folder}: {error}") from None
+    return Running(spec, folder, starter(spec, folder))
+
+
+def fresh(root: Path) -> Starter:
+    """A new interpreter for each process, running the sources below `root`."""
+
+    def starter(spec: Spec, folder: Path) -> Process:
+        try:
+            return _Interpreter(_process(spec, folder, root))
+        except OSError as error:
+            raise LaunchError(f"could not start a worker with {interpreter(spec)}: {error}") from None
+
+    return starter
+
+
+class _Interpreter:
+    """A process of our own; its stdin is the pipe that tells it when we die."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
 
 
 def interpreter(spec: Spec) -> str:
@@ -116,7 +169,7 @@ def _process(spec: Spec, folder: Path, root: Path) -> subprocess.Popen[bytes]:
 class Running:
     """A worker that has been started."""
 
-    def __init__(self, spec: Spec, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, spec: Spec, folder: Path, process: Process) -> None:
         self.spec, self.folder, self.process = spec, folder, process
         self.started_at = now()
         self._started = time.monotonic()
@@ -126,39 +179,41 @@ class Running:
 
     def poll(self) -> Record | None:
         """The record, once the process has ended; None while it runs. Keeps its limits meanwhile."""
-        if self.process.poll() is None:
+        code = self.process.poll()
+        if code is None:
             self._keep_limits()
             return None
         duration = time.monotonic() - self._started
-        self._end_group(getattr(signal, "SIGKILL", signal.SIGTERM))
-        return self._compose(duration)
+        self._end_group(_KILL)
+        return self._compose(code, duration)
 
     def stop(self) -> None:
         """End the process and its group at once; no record comes of it."""
-        self._end_group(getattr(signal, "SIGKILL", signal.SIGTERM))
-        self.process.wait()
-        self._close()
+        self._end_group(_KILL)
+        self.process.close()
 
     def _keep_limits(self) -> None:
         current = time.monotonic()
         if self._kill_at is not None:
             if current >= self._kill_at:
-                self._end_group(getattr(signal, "SIGKILL", signal.SIGTERM))
+                self._end_group(_KILL)
         elif current >= self._deadline:
             self._ended_for = _ended("timed_out", self._phase(), f"after {self.spec.setting.timeout:g} seconds")
             self._end_group(signal.SIGTERM)
             self._kill_at = current + PATIENCE
         elif self.spec.setting.memory is not None and _resident(self.process.pid) > self.spec.setting.memory:
             self._ended_for = _ended("out_of_memory", self._phase(), f"over {self.spec.setting.memory} bytes")
-            self._end_group(getattr(signal, "SIGKILL", signal.SIGTERM))
+            self._end_group(_KILL)
             self._kill_at = current
 
     def _end_group(self, with_signal: int) -> None:
+        if self.process.pid <= 0:
+            return  # It never came to be; 0 would mean our own group.
         try:
             if hasattr(os, "killpg"):
                 os.killpg(self.process.pid, with_signal)
             else:
-                self.process.send_signal(with_signal)
+                os.kill(self.process.pid, with_signal)
         except (ProcessLookupError, PermissionError):
             # Nobody is left in the group; macOS says "not permitted" of a group of the dead.
             return
@@ -170,13 +225,8 @@ class Running:
             return None
         return phase if phase in PHASES else None
 
-    def _close(self) -> None:
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
-    def _compose(self, duration: float) -> Record:
-        self._close()
-        code = self.process.returncode
+    def _compose(self, code: int, duration: float) -> Record:
+        self.process.close()
         seen, unreadable, problem = self._observation()
         record = Record(
             spec=self.spec,
@@ -230,13 +280,22 @@ def changed(spec: Spec, root: Path) -> str | None:
 def not_run(spec: Spec, folder: Path, need: str) -> Record:
     """The record of a case that was not started because `need` is missing."""
     folder.mkdir(parents=True)
+    return _without_process(spec, folder, _ended("not_run", None, f"needs {need}"))
+
+
+def lost(spec: Spec, folder: Path, why: str) -> Record:
+    """The record of a case whose process was lost more than once, so that it is likely its own doing."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return _without_process(spec, folder, _ended("died", None, why))
+
+
+def _without_process(spec: Spec, folder: Path, outcome: Outcome) -> Record:
     (folder / "blobs").mkdir()
-    for name in ("stdout", "stderr"):
-        (folder / name).touch()
     nothing = Output(digest(b""), 0, 0)
     record = Record(
         spec=spec,
-        outcome=_ended("not_run", None, f"needs {need}"),
+        outcome=outcome,
         observation=None,
         ending=Ending(None, None, now(), 0.0, nothing, nothing, None),
     )

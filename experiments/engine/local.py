@@ -1,22 +1,27 @@
 """Runs specs on this machine, a few at a time, each in a process of its own.
 
-One thread starts the workers and watches them: Linux ends a worker when the thread that started it ends,
+One thread starts the processes and watches them: Linux ends a worker when the thread that started it ends,
 and nothing here waits for anything but processes. Records are handed over in the order in which they end.
 Only the standard library is imported here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Callable, Generator, Iterator, Mapping, Sequence
 
 from .. import launch
 from ..record import Record, Spec
+from .forks import Forks
 
 TICK = 0.01
-"""Seconds between two looks at the workers."""
+"""Seconds between two looks at the processes."""
+TRIES = 2
+"""Times a case is started whose process is lost; then the loss is its record."""
 
 
 def run(
@@ -31,32 +36,67 @@ def run(
     """Yield each record with the folder it lies in.
 
     `roots` gives the sources by ``original`` and ``copied``; `missing` says, by spec digest, what a case
-    needs and does not have; `watch` is told how many are running whenever one starts or ends, and at every
-    look. However the loop ends, by an exception or by the caller leaving it, no worker is left running.
+    needs and does not have; `watch` is told how many are running at every look. However the loop ends, by an
+    exception or by the caller leaving it, nothing is left running.
     """
-    waiting, running = deque(specs), list[launch.Running]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < workers:
+    with contextlib.closing(_Runner(roots, scratch)) as runner:
+        waiting = deque(specs)
+        while waiting or runner.running:
+            while waiting and len(runner.running) < workers:
                 spec = waiting.popleft()
-                folder = scratch / spec.digest()[:16]
+                folder = runner.folder(spec)
                 need = missing.get(spec.digest()) or launch.changed(spec, roots[spec.setting.sources])
                 if need is not None:
                     yield launch.not_run(spec, folder, need), folder
-                    continue
-                running.append(launch.start(spec, folder, roots[spec.setting.sources]))
-            yield from _ended(running)
-            watch(len(running))
+                else:
+                    runner.start(spec)
+            yield from runner.ended(waiting)
+            watch(len(runner.running))
             time.sleep(TICK)
-    finally:
-        for one in running:
+
+
+class _Runner:
+    """What is running, and what it was started with."""
+
+    def __init__(self, roots: Mapping[str, Path], scratch: Path) -> None:
+        self._forks = Forks(roots["original"])
+        self._fresh = {name: launch.fresh(root) for name, root in roots.items()}
+        self._scratch = scratch
+        self._lost: Counter[str] = Counter()
+        self.running: list[launch.Running] = []
+
+    def folder(self, spec: Spec) -> Path:
+        return self._scratch / spec.digest()[:16]
+
+    def start(self, spec: Spec) -> None:
+        forked = spec.setting.isolation == "forked"
+        starter = self._forks.start if forked else self._fresh[spec.setting.sources]
+        self.running.append(launch.start(spec, self.folder(spec), starter))
+
+    def ended(self, waiting: deque[Spec]) -> Iterator[tuple[Record, Path]]:
+        """Take those that have ended off the list; those that were lost wait to be run again."""
+        for one in list(self.running):
+            try:
+                record = one.poll()
+            except launch.LostError as error:
+                self.running.remove(one)
+                record = self._again(one, waiting, str(error))
+            else:
+                if record is not None:
+                    self.running.remove(one)
+            if record is not None:
+                yield record, one.folder
+
+    def _again(self, one: launch.Running, waiting: deque[Spec], why: str) -> Record | None:
+        one.stop()
+        self._lost[one.spec.digest()] += 1
+        if self._lost[one.spec.digest()] >= TRIES:
+            return launch.lost(one.spec, one.folder, why)
+        shutil.rmtree(one.folder)
+        waiting.appendleft(one.spec)
+        return None
+
+    def close(self) -> None:
+        for one in self.running:
             one.stop()
-
-
-def _ended(running: list[launch.Running]) -> Iterator[tuple[Record, Path]]:
-    """Take those that have ended out of the list."""
-    for one in list(running):
-        record = one.poll()
-        if record is not None:
-            running.remove(one)
-            yield record, one.folder
+        self._forks.close()

@@ -9,6 +9,13 @@
     python .../experiments/worker/__main__.py --describe FILE
         Writes the catalogue and the machine's facts as JSON to FILE.
 
+    python .../experiments/worker/__main__.py --serve
+        A fork server. Answers on stdout, a line of JSON each: {"ready": PID} once torch is imported; for each
+        line {"folder": FOLDER} on stdin {"started": FOLDER, "pid": PID}, and when that child has ended
+        {"ended": FOLDER, "status": STATUS}, its exit code or minus the number of the signal. The child does
+        what the first form does, with FOLDER/stdout and FOLDER/stderr (which must exist) as its output. When
+        stdin ends, the children that are left are killed.
+
 The parent holds the other end of stdin and never writes to it. When it closes, the parent is gone, and
 the worker ends itself and its process group.
 
@@ -47,12 +54,17 @@ def _mount() -> None:
     spec.loader.exec_module(module)
 
 
-def _end_with_parent() -> None:
-    """End this process and its group when the parent's end of stdin closes."""
+def _own_stdin() -> int:
+    """Put nothing in the place of stdin, and give the pipe that was there."""
     pipe = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    return pipe
+
+
+def _end_with_parent(pipe: int) -> None:
+    """End this process and its group when the other end of the pipe closes."""
     threading.Thread(target=_wait_for_end, args=(pipe,), name="twofold-parent", daemon=True).start()
     if sys.platform == "linux":
         _end_with_parent_even_if_stuck()
@@ -89,13 +101,18 @@ def main(arguments: list[str]) -> int:
 
         describe.write(Path(arguments[1]), ROOT)
         return 0
+    if arguments == ["--serve"]:
+        from experiments.worker import server  # noqa: PLC0415 - as above
+
+        server.serve(ROOT, _end_with_parent)
+        return 0
     if len(arguments) == 1 and not arguments[0].startswith("-"):
-        _end_with_parent()
+        _end_with_parent(_own_stdin())
         from experiments.worker import replay  # noqa: PLC0415 - as above
 
         replay.run(Path(arguments[0]).resolve(), ROOT)
         return 0
-    print("usage: __main__.py FOLDER | __main__.py --describe FILE", file=sys.stderr)
+    print("usage: __main__.py FOLDER | --describe FILE | --serve", file=sys.stderr)
     return 2
 
 

@@ -1,0 +1,166 @@
+"""Forks of a warm interpreter: one server for each interpreter, sources, environment, thread count and hash seed.
+
+Only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from .. import launch
+from ..record import Spec
+
+PATIENCE = 60.0
+"""Seconds until a server must have imported torch."""
+
+
+class Forks:
+    """All servers of a sweep, started when they are first needed. Close it to end them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._servers: dict[str, _Server] = {}
+
+    def close(self) -> None:
+        """End every server and what it runs."""
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+    def start(self, spec: Spec, folder: Path) -> launch.Process:
+        """Fork a child for the spec (a `launch.Starter`). Raises LaunchError if no server can be started."""
+        environment = {**launch.environment(spec, folder), "TMPDIR": "", "TEMP": ""}
+        key = json.dumps([launch.interpreter(spec), sorted(environment.items())])
+        server = self._servers.get(key)
+        if server is None or server.lost:
+            if server is not None:
+                server.close()
+            server = self._servers[key] = _Server(spec, self._root)
+        return server.fork(folder)
+
+
+class _Server:
+    """One server, as its parent sees it."""
+
+    def __init__(self, spec: Spec, root: Path) -> None:
+        program = root / "experiments" / "worker" / "__main__.py"
+        environment = launch.environment(spec, Path(os.devnull).parent)
+        for name in ("TMPDIR", "TEMP"):
+            environment.pop(name)
+        try:
+            self._process = subprocess.Popen(
+                [launch.interpreter(spec), str(program), "--serve"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise launch.LaunchError(f"could not start {launch.interpreter(spec)}: {error}") from None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        os.set_blocking(self._process.stderr.fileno(), False)
+        self._rest = b""
+        self._said = b""
+        self.pids: dict[str, int] = {}
+        self.statuses: dict[str, int] = {}
+        self.lost = False
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not self.read():
+            if self.lost or time.monotonic() > deadline:
+                self.close()
+                last = (self._said.decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"])[-1]
+                raise launch.LaunchError(f"the fork server did not come up: {last}")
+            time.sleep(0.01)
+
+    def fork(self, folder: Path) -> Forked:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"folder": str(folder)}).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self.lost = True
+        deadline = time.monotonic() + PATIENCE
+        while str(folder) not in self.pids and not self.lost and time.monotonic() < deadline:
+            if not self.read():
+                time.sleep(0.001)
+        self.lost = self.lost or str(folder) not in self.pids
+        return Forked(self, str(folder), self.pids.get(str(folder), 0))
+
+    def read(self) -> bool:
+        """Take in what the server has said. False if it was nothing."""
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._said = (self._said + (_available(self._process.stderr.fileno()) or b""))[-4096:]
+        piece = _available(self._process.stdout.fileno())
+        if piece is None:
+            return False
+        if not piece:
+            self.lost = True
+            return False
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+        return True
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "started" in answer:
+            self.pids[answer["started"]] = answer["pid"]
+        elif "ended" in answer:
+            self.statuses[answer["ended"]] = answer["status"]
+
+    def status(self, folder: str) -> int | None:
+        """How the child of this folder ended; None while it runs. Raises LostError if nobody can say."""
+        self.read()
+        if folder not in self.statuses and self.lost:
+            raise launch.LostError("the fork server has ended")
+        return self.statuses.get(folder)
+
+    def close(self) -> None:
+        """End the server; it ends its children when its stdin closes, and Linux does if it cannot."""
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _available(descriptor: int) -> bytes | None:
+    """What can be read now: nothing yet is None, the end is empty."""
+    try:
+        return os.read(descriptor, 65536)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+class Forked:
+    """One child of a server (a `launch.Process`)."""
+
+    def __init__(self, server: _Server, folder: str, pid: int) -> None:
+        self._server, self._folder = server, folder
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        return self._server.status(self._folder)
+
+    def close(self) -> None:
+        """Wait, for a moment, until the server has taken it off the list of processes."""
+        deadline = time.monotonic() + launch.PATIENCE
+        while not self._server.lost and self._folder not in self._server.statuses and time.monotonic() < deadline:
+            self._server.read()
+            time.sleep(0.001)
