@@ -19,13 +19,14 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Iterator
+from typing import IO, Iterator, Sequence
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import catalogue, launch
+from experiments.agreement import Agreement, audit
 from experiments.catalogue import Catalogue, CatalogueError
 from experiments.config import Config, ConfigError, Plan, plan, register
 from experiments.engine import local, lock
@@ -261,10 +262,23 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
     )
     for what, count in wrong.items():
         print(f"  not as expected ({count} {'replay' if count == 1 else 'replays'}): {visible(what)}")
+    differing = _audited(audit(made, archive.fetch))
     if path is not None:
         print(f"report: {path}")
     print("browse: make ui")
-    return 1 if counts[NOT_AS_EXPECTED] else 0
+    return 1 if counts[NOT_AS_EXPECTED] or differing else 0
+
+
+def _audited(found: Sequence[tuple[Replay, Agreement]]) -> int:
+    """Say what an audit found, and give how many forked replays differ from their fresh ones."""
+    found = [(replay, agreement) for replay, agreement in found if agreement.rank != 6]
+    differing = [(replay, agreement) for replay, agreement in found if agreement.rank != 1]
+    if found:
+        print(f"audit: {len(found) - len(differing)} of {len(found)} forked replays are identical to a fresh one")
+    for replay, agreement in differing:
+        question = replay.spec.question
+        print(f"  {agreement.word}: {question.scenario} {question.label()}: {visible(agreement.first)}")
+    return len(differing)
 
 
 if __name__ == "__main__":

@@ -376,3 +376,21 @@ def _other_difference(ours: Record, theirs: Record) -> str:
 
 def _shown(operator: Operator | None) -> str:
     return "none" if operator is None else operator.name
+
+
+def audit(replays: Sequence[Replay], fetch: Fetch) -> list[tuple[Replay, Agreement]]:
+    """Each forked replay that was run fresh as well, with how the two agree.
+
+    The fresh one ran under another hash seed, so what depends on either shows.
+    """
+    fresh = {
+        (one.spec.question.case_digest(), one.spec.setting.repeat): one
+        for one in replays
+        if one.spec.setting.isolation == "fresh" and one.spec.setting.sources == "original"
+    }
+    pairs = (
+        (one, fresh.get((one.spec.question.case_digest(), one.spec.setting.repeat)))
+        for one in replays
+        if one.spec.setting.isolation == "forked"
+    )
+    return [(one, rank(one, other, fetch)) for one, other in pairs if other is not None]

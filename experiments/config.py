@@ -103,6 +103,8 @@ class LimitsConfig:
     """Bytes of resident memory. null for no limit."""
     output: int = 65536
     """Bytes kept of each of stdout and stderr."""
+    disk: int = 2**30
+    """Bytes that one file, and all files in the process's own folder, may grow to."""
     keep: int = 16384
     """Bytes up to which a tensor is kept whole."""
 
@@ -191,7 +193,8 @@ def _check(cfg: Config) -> None:
     for name, value in (("replays", cfg.replays), ("workers", cfg.workers)):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} runs nothing; give 1 or more, or null for the default")
-    for name, limit in (("timeout", cfg.limits.timeout), ("memory", cfg.limits.memory), ("output", cfg.limits.output)):
+    for name in ("timeout", "memory", "output", "disk", "keep"):
+        limit = getattr(cfg.limits, name)
         if limit is not None and limit <= 0:
             raise ConfigError(f"limits.{name}={limit} leaves nothing; give a number above 0")
     if not 0 <= cfg.isolation.sample <= 1:
@@ -336,7 +339,8 @@ def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting
         sources="copied" if copied else "original",
         timeout=float(case["timeout"] or limits.timeout),
         memory=case["memory"] or limits.memory,
-        output=limits.output,
+        output=case["output"] or limits.output,
+        disk=case["disk"] or limits.disk,
         keep=limits.keep,
         hash_seed=cfg.hash_seed,
         repeat=repeat,

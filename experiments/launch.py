@@ -4,17 +4,19 @@ A process ends in one of the ways of `record.ENDINGS`; which one, only its paren
 
     finished, raised    the worker said so, and exited with 0
     timed_out           not ended within the time limit: its group got SIGTERM, then SIGKILL
-    out_of_memory       its resident memory passed the limit: its group got SIGKILL
-    died                a signal, an exit code, or no observation that can be read
+    out_of_memory       its group's resident memory passed the limit: it got SIGKILL; or the kernel ended it
+    died                a signal, an exit code, too much on disk, or no observation that can be read
     not_run             a need is missing; nothing was started
 
-Covers the process group of the worker on Linux and macOS. Does not cover a child that makes a session of
-its own. The memory limit needs `/proc`; elsewhere it is not watched. Only the standard library is imported
-here, and nothing newer than Python 3.9.
+Time is limited on every system. Memory is watched where there is `/proc` (Linux, with or without control
+groups: a group of our own would need rights that a user does not have); elsewhere it is not, and only what the
+system itself refuses shows. On Linux, what leaves the process group is found by its environment and ended; on
+other systems it is not. Only the standard library is imported here, and nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
@@ -43,6 +45,8 @@ from .record import (
 
 PATIENCE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
+LOOK = 0.2
+"""Seconds between two looks at what takes longer to find out: the memory of a group, the size of a folder."""
 
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "HOME", "USERPROFILE", "CUDA_HOME")
 """Environment variables without which an interpreter, torch or CUDA may not start. Passed, not recorded."""
@@ -78,7 +82,9 @@ class Process(Protocol):
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """Exit code, or minus the number of the signal; None while it runs."""
+        """Exit code, or minus the number of the signal; None while it runs. Once it has ended, so has its
+        group: ended before its number was given back, so that nobody else can have it.
+        """
 
     def close(self) -> None:
         """Let go of it; it has ended or is about to."""
@@ -125,6 +131,8 @@ class _Interpreter:
         self.pid = process.pid
 
     def poll(self) -> int | None:
+        if self._process.returncode is None and _has_ended(self.pid):
+            end_group(self.pid, _KILL)
         return self._process.poll()
 
     def close(self) -> None:
@@ -166,6 +174,28 @@ def _process(spec: Spec, folder: Path, root: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def _has_ended(process: int) -> bool:
+    """Whether a child of ours has ended, leaving its number taken. False where the system cannot say so."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
+def end_group(group: int, with_signal: int) -> None:
+    """Signal every process of a group; that nobody is left in it is no error."""
+    if group <= 0:
+        return  # It never came to be; 0 would mean our own group.
+    # macOS says "not permitted" of a group of the dead.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(group, with_signal)
+        else:
+            os.kill(group, with_signal)
+
+
 class Running:
     """A worker that has been started."""
 
@@ -174,6 +204,8 @@ class Running:
         self.started_at = now()
         self._started = time.monotonic()
         self._deadline = self._started + spec.setting.timeout
+        self._next_look = self._started + LOOK
+        self._kills_before = kernel_kills()
         self._kill_at: float | None = None
         self._ended_for: Outcome | None = None
 
@@ -184,12 +216,13 @@ class Running:
             self._keep_limits()
             return None
         duration = time.monotonic() - self._started
-        self._end_group(_KILL)
+        _end_strays(self.folder)
         return self._compose(code, duration)
 
     def stop(self) -> None:
         """End the process and its group at once; no record comes of it."""
         self._end_group(_KILL)
+        _end_strays(self.folder)
         self.process.close()
 
     def _keep_limits(self) -> None:
@@ -201,22 +234,33 @@ class Running:
             self._ended_for = _ended("timed_out", self._phase(), f"after {self.spec.setting.timeout:g} seconds")
             self._end_group(signal.SIGTERM)
             self._kill_at = current + PATIENCE
-        elif self.spec.setting.memory is not None and _resident(self.process.pid) > self.spec.setting.memory:
+        elif self._too_much_memory(current):
             self._ended_for = _ended("out_of_memory", self._phase(), f"over {self.spec.setting.memory} bytes")
-            self._end_group(_KILL)
             self._kill_at = current
+            self._end_group(_KILL)
+        elif self._looked(current) and _size(self.folder) > self.spec.setting.disk:
+            self._ended_for = _ended("died", self._phase(), f"over {self.spec.setting.disk} bytes on disk")
+            self._kill_at = current
+            self._end_group(_KILL)
+
+    def _too_much_memory(self, current: float) -> bool:
+        """Its own memory at every look; that of its whole group, which takes longer to find out, now and then."""
+        limit = self.spec.setting.memory
+        if limit is None:
+            return False
+        if _resident(self.process.pid) > limit:
+            return True
+        return current >= self._next_look and _group_resident(self.process.pid) > limit
+
+    def _looked(self, current: float) -> bool:
+        """Whether it is time for the slower look."""
+        if current < self._next_look:
+            return False
+        self._next_look = current + LOOK
+        return True
 
     def _end_group(self, with_signal: int) -> None:
-        if self.process.pid <= 0:
-            return  # It never came to be; 0 would mean our own group.
-        try:
-            if hasattr(os, "killpg"):
-                os.killpg(self.process.pid, with_signal)
-            else:
-                os.kill(self.process.pid, with_signal)
-        except (ProcessLookupError, PermissionError):
-            # Nobody is left in the group; macOS says "not permitted" of a group of the dead.
-            return
+        end_group(self.process.pid, with_signal)
 
     def _phase(self) -> str | None:
         try:
@@ -248,6 +292,8 @@ class Running:
     def _outcome(self, code: int, seen: Observation | None, problem: str) -> Outcome:
         if self._ended_for is not None:
             return self._ended_for
+        if code == -_KILL and kernel_kills() > self._kills_before:
+            return _ended("out_of_memory", self._phase(), "ended by the kernel, which was out of memory")
         if code != 0:
             return _ended("died", self._phase(), _signal_name(-code) if code < 0 else f"exit {code}")
         if seen is None:
@@ -327,6 +373,68 @@ def _resident(process: int) -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError, AttributeError):
         return 0
+
+
+def _group_resident(group: int) -> int:
+    """Resident bytes of all processes of the group, added up. 0 where the system does not tell."""
+    try:
+        found = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
+    except OSError:
+        return 0
+    return sum(_resident(int(name)) for name in found if _group(name) == group)
+
+
+def _group(process: str) -> int | None:
+    """Process group, from the fields behind the name, which may hold anything."""
+    try:
+        with open(f"/proc/{process}/stat") as file:  # noqa: PTH123 - read for every process there is
+            return int(file.read().rpartition(")")[2].split()[2])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def kernel_kills() -> int:
+    """Processes that the kernel has ended for want of memory, in our control group or else in all. 0 where the
+    system does not tell.
+    """
+    for path, name in ((_CGROUP / "memory.events", "oom_kill "), (Path("/proc/vmstat"), "oom_kill ")):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        counts = [line.split()[1] for line in lines if line.startswith(name)]
+        if counts:
+            return int(counts[0])
+    return 0
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files below the folder. What vanishes meanwhile counts nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size  # noqa: PTH118 - walked five times a second
+    return total
+
+
+def _end_strays(folder: Path) -> None:
+    """End what a case started and took out of its process group: its environment still names the folder.
+
+    Linux only. What clears its environment as well is not found; a fork server ends its own strays.
+    """
+    mark = b"TMPDIR=" + os.fsencode(folder / "tmp")
+    try:
+        found = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
+    except OSError:
+        return
+    for name in found:
+        with contextlib.suppress(OSError, ValueError):
+            if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                os.kill(int(name), _KILL)
 
 
 def _kept(folder: Path, name: str, limit: int) -> Output:

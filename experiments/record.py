@@ -276,9 +276,11 @@ class Setting:
     timeout: float
     """Seconds until the process group is ended."""
     memory: int | None
-    """Bytes of resident memory at which the process group is ended. None for no limit."""
+    """Bytes of resident memory, added up over the process group, at which it is ended. None for no limit."""
     output: int
     """Bytes kept of each of stdout and stderr."""
+    disk: int
+    """Bytes that one file, and all files in the process's own folder, may grow to."""
     keep: int
     """Bytes up to which a tensor is kept whole."""
     hash_seed: int

@@ -301,6 +301,10 @@ class Case:
     """Seconds; None for the sweep's own limit."""
     memory: int | None
     """Bytes; None for the sweep's own limit."""
+    output: int | None
+    """Bytes kept of each of stdout and stderr; None for the sweep's own limit."""
+    disk: int | None
+    """Bytes; None for the sweep's own limit."""
     run: Callable[..., Any] = field(compare=False)
 
 
@@ -418,6 +422,8 @@ class Scenario:
         fork_safe: bool = True,
         timeout: float | None = None,
         memory: int | None = None,
+        output: int | None = None,
+        disk: int | None = None,
     ) -> None:
         name = function.__name__
         _check(name, "cause", [] if cause is None else [cause], CAUSES)
@@ -438,6 +444,8 @@ class Scenario:
             fork_safe=fork_safe,
             timeout=timeout,
             memory=memory,
+            output=output,
+            disk=disk,
             run=function,
         )
         for other in self.cases:

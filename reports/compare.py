@@ -105,6 +105,8 @@ class Repeats:
     agreement: Agreement
     copied: bool
     """True if one of them ran from copied sources with the digests of the originals."""
+    audited: bool
+    """True if it ran both in a fork and in a fresh interpreter under another hash seed."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,13 @@ def _repeats(case: Case, fetch: Fetch) -> Repeats:
         else None
     )
     ranked = [rank(first.replay, other.replay, fetch, allowed) for other in others]
-    return Repeats(case, max(ranked, key=lambda one: one.rank), any(_copied(first, other) for other in others))
+    settings = [one.replay.spec.setting for one in case.judged]
+    return Repeats(
+        case,
+        max(ranked, key=lambda one: one.rank),
+        copied=any(_copied(first, other) for other in others),
+        audited=len({one.isolation for one in settings}) > 1 and len({one.hash_seed for one in settings}) > 1,
+    )
 
 
 def _copied(first: Judged, other: Judged) -> bool:

@@ -273,11 +273,13 @@ def _repeats(comparison: Comparison) -> list[str]:
     counts = Counter(row.agreement.rank for row in comparison.repeats)
     exact = len(comparison.repeats) == counts[1]
     copied = sum(row.copied for row in comparison.repeats)
+    audited = sum(row.audited for row in comparison.repeats)
     lines = [
         "## Do replays agree?",
         "",
-        f"{len(comparison.repeats)} cases were replayed in fresh processes, {copied} of them once from sources copied "
-        f"to another folder whose digests are those of the originals. "
+        f"{_count(len(comparison.repeats), 'case was', 'cases were')} replayed in processes of their own, {copied} of "
+        f"them once from sources copied to another folder whose digests are those of the originals, {audited} of them "
+        "both in a fork of a warm interpreter and in a fresh one under another hash seed. "
         + ("**All replays agree exactly**: their evidence digests are equal." if exact else "Not all agree exactly:"),
     ]
     rows = [

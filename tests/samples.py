@@ -57,6 +57,7 @@ def spec(case: str = "chosen_inside", **changes: Any) -> Spec:
         timeout=60.0,
         memory=None,
         output=65536,
+        disk=2**30,
         keep=16384,
         hash_seed=0,
         repeat=0,

@@ -153,7 +153,12 @@ class Forked:
 
     def __init__(self, server: _Server, folder: str, pid: int) -> None:
         self._server, self._folder = server, folder
-        self.pid = pid
+        self._pid = pid
+
+    @property
+    def pid(self) -> int:
+        """0 once it has ended: its number may then be anybody's, and the server has ended its group."""
+        return 0 if self._folder in self._server.statuses else self._pid
 
     def poll(self) -> int | None:
         return self._server.status(self._folder)

@@ -108,7 +108,10 @@ def main(arguments: list[str]) -> int:
         return 0
     if len(arguments) == 1 and not arguments[0].startswith("-"):
         _end_with_parent(_own_stdin())
-        from experiments.worker import replay  # noqa: PLC0415 - as above
+        from experiments.worker import limits  # noqa: PLC0415 - as above
+
+        limits.apply(Path(arguments[0]))
+        from experiments.worker import replay  # noqa: PLC0415 - imports torch, under the limits
 
         replay.run(Path(arguments[0]).resolve(), ROOT)
         return 0

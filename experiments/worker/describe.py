@@ -76,6 +76,8 @@ def _case(case: Case, inputs: tuple[str, ...]) -> dict[str, Any]:
         "fork_safe": case.fork_safe,
         "timeout": case.timeout,
         "memory": case.memory,
+        "output": case.output,
+        "disk": case.disk,
     }
 
 

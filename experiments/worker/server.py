@@ -26,7 +26,7 @@ import torch._dynamo  # the first call of `checkpoint` imports it, which takes a
 import torch.profiler
 import torch.utils.checkpoint
 
-from . import replay
+from . import limits, replay
 
 
 def serve(root: Path, watch_parent: Callable[[int], None]) -> None:
@@ -40,10 +40,27 @@ def serve(root: Path, watch_parent: Callable[[int], None]) -> None:
     server.run()
 
 
+def _adopt_orphans() -> None:
+    """Become, on Linux, the parent of every descendant whose own parent ends (PR_SET_CHILD_SUBREAPER)."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes  # noqa: PLC0415 - some builds of Python lack it
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+def _children() -> set[int]:
+    """Process ids of our children. Empty where the system does not tell."""
+    try:
+        return {int(child) for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    except (OSError, ValueError):
+        return set()
+
+
 class _Server:
     def __init__(self, root: Path, watch_parent: Callable[[int], None]) -> None:
         self.root, self.watch_parent = root, watch_parent
         self.children: dict[int, str] = {}
+        _adopt_orphans()
         # What an import prints must not be taken for an answer.
         self.answers = os.dup(1)
         os.dup2(2, 1)
@@ -85,12 +102,23 @@ class _Server:
         self.say(started=folder, pid=child)
 
     def reap(self) -> None:
+        self.end_strays()
         for child, folder in list(self.children.items()):
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
+            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                # Its group first, while its number cannot be anybody else's.
+                with contextlib.suppress(OSError):
+                    os.killpg(child, signal.SIGKILL)
+                _, status = os.waitpid(child, 0)
                 del self.children[child]
                 signalled = os.WIFSIGNALED(status)
                 self.say(ended=folder, status=-os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status))
+
+    def end_strays(self) -> None:
+        """Orphans of a case become children of this server, which has none but those it forked: end them."""
+        for stray in _children() - set(self.children):
+            with contextlib.suppress(OSError):
+                os.kill(stray, signal.SIGKILL)
+                os.waitpid(stray, 0)
 
     def end(self) -> None:
         for child in self.children:
@@ -101,6 +129,7 @@ class _Server:
         status = 1
         try:
             self.leave_server(folder)
+            limits.apply(folder)
             replay.run(folder, self.root)
             status = 0
         except BaseException:  # noqa: BLE001 - as at the top of any process: say so on stderr, exit with 1

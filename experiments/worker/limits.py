@@ -1,0 +1,42 @@
+"""Limits that only a process can set for itself, before torch is imported.
+
+- Address space is not limited: CUDA reserves far more of it than it uses. What *data* the process may ask for
+  is (RLIMIT_DATA, on the CPU), to the parent's limit of resident memory and `HEADROOM` more: so one
+  allocation far beyond the limit is refused, which the case can show, and memory that grows in steps
+  reaches the limit of resident memory first, which the parent watches and ends.
+- One file may not grow beyond the limit of disk (RLIMIT_FSIZE); the parent watches the folder as a whole.
+- No core dumps.
+
+What a system does not have (Windows: all of it; macOS: RLIMIT_DATA is not enforced) is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from pathlib import Path
+
+HEADROOM = 2**30
+"""Bytes of data beyond the limit of resident memory. Importing torch asks for about 250 MiB of data."""
+
+
+def apply(folder: Path) -> None:
+    """Set the limits that ``folder/spec.json`` asks for."""
+    try:
+        import resource  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return
+    spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
+    memory, disk = spec["setting"]["memory"], int(spec["setting"]["disk"])
+    wanted = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, disk)]
+    if memory is not None and spec["question"]["device"] == "cpu":
+        wanted.append((resource.RLIMIT_DATA, int(memory) + HEADROOM))
+    for name, limit in wanted:
+        _, hard = resource.getrlimit(name)
+        lowered = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        # macOS refuses some of them. The parent's own limits still hold.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(name, (lowered, lowered))
+    # Python ignores this signal, so that a write beyond the limit is an OSError; a C library may not.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
