@@ -13,6 +13,7 @@ SUITE ?=
 DRY_RUN ?=
 WORKERS ?=
 PORT ?= 5000
+ROUNDS ?= 3
 ARGS ?=
 
 # Make's variables as Hydra overrides; an empty one says nothing.
@@ -21,7 +22,7 @@ OVERRIDES := $(if $(SCENARIO),'scenarios=[$(SCENARIO)]') $(if $(DEVICE),device=$
 	$(if $(filter-out 0 false no,$(DRY_RUN)),dry_run=true) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help run-all report claims publish snippet catalogue ui check test test-all clean
+.PHONY: help run-all report claims publish snippet catalogue ui check test test-all bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,10 +59,13 @@ check: $(STAMP) ## Lint and type check
 	$(BIN)/mypy
 
 test: check ## Lint, type check, and the tests with a fixed sample of the slow ones
-	$(BIN)/python -m pytest tests -n auto -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest tests -n auto --dist loadfile -m 'not slow' $(ARGS)
 
 test-all: check ## Lint, type check, and every test
-	$(BIN)/python -m pytest tests -n auto $(ARGS)
+	$(BIN)/python -m pytest tests -n auto --dist loadfile $(ARGS)
+
+bench: $(STAMP) ## Time a recorded sweep against bare interpreters: ROUNDS=3
+	@$(BIN)/python -m experiments.bench --rounds $(ROUNDS)
 
 clean: ## Remove the environment and caches; outputs/ stays
 	rm -rf $(VENV) .state *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -28,8 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments import catalogue, launch
 from experiments.agreement import Agreement, audit
 from experiments.catalogue import Catalogue, CatalogueError
-from experiments.config import Config, ConfigError, Plan, plan, register
+from experiments.config import Config, ConfigError, Isolation, Plan, plan, register
 from experiments.engine import local, lock
+from experiments.engine.forks import Forks
 from experiments.overrides import refusal
 from experiments.progress import Bar, console, say
 from experiments.publishing import Publishing
@@ -71,24 +72,41 @@ def _job(cfg: DictConfig) -> None:
 
 def run(cfg: Config) -> int:
     """Plan, run, archive, publish, report. Gives the exit status."""
-    with console.status("asking the interpreter which scenarios and devices there are"):
-        listed = catalogue.read(cfg.environment.python, cfg.environment.variables)
+    with contextlib.closing(Forks(catalogue.ROOT)) as forks, contextlib.ExitStack() as leaving:
+        publishing = Publishing.nobody() if cfg.dry_run else _publishing(cfg)
+        leaving.callback(publishing.abandon)
+        with console.status("asking the interpreter which scenarios and devices there are"):
+            listed = _listed(cfg, forks)
+        return _planned(cfg, listed, forks, publishing)
+
+
+def _listed(cfg: Config, forks: Forks) -> Catalogue:
+    """Ask a fork server if the sweep needs one anyway, else a worker."""
+    environment = cfg.environment
+    if cfg.dry_run or cfg.isolation.kind is Isolation.fresh or not hasattr(os, "fork"):
+        return catalogue.read(environment.python, environment.variables)
+    with tempfile.TemporaryDirectory(prefix="twofold-") as folder:
+        told = forks.describe(environment.python, environment.variables, cfg.hash_seed, Path(folder) / "listed")
+    return catalogue.made(told)
+
+
+def _planned(cfg: Config, listed: Catalogue, forks: Forks, publishing: Publishing) -> int:
     made = plan(cfg, listed)
     for entry in made.broken:
         say(f"broken scenario {entry.name}: {entry.error}")
     if made.absent:
         say(made.absent)
     if cfg.dry_run:
-        print(_planned(made))
+        print(_counted(made))
         return 2 if made.broken else 0
     if not made.specs:
         raise ConfigError("nothing can be run: every chosen scenario is broken")
     with Archive.open(cfg.archive.url, Path(cfg.archive.blobs)) as archive:
-        status = _sweep(cfg, listed, made, archive)
+        status = _sweep(cfg, listed.machine_identity, made, archive, forks, publishing)
     return 2 if made.broken else status
 
 
-def _planned(made: Plan) -> str:
+def _counted(made: Plan) -> str:
     """The plan as a table of text: processes and cases by scenario and device."""
     rows: dict[tuple[str, str], list[Spec]] = {}
     for spec in made.specs:
@@ -130,19 +148,16 @@ def _begin(archive: Archive, made: Plan, machine: str, folder: Path) -> _Place:
         busy.add(sweep.id)
 
 
-def _sweep(cfg: Config, listed: Catalogue, made: Plan, archive: Archive) -> int:
-    place = _begin(archive, made, listed.machine_identity, Path(cfg.outputs).absolute() / "sweeps")
+def _sweep(cfg: Config, machine: str, made: Plan, archive: Archive, forks: Forks, publishing: Publishing) -> int:
+    place = _begin(archive, made, machine, Path(cfg.outputs).absolute() / "sweeps")
     with contextlib.closing(place), _terminating():
         done = place.sweep.done | _recovered(archive, place)
         if place.sweep.resumed:
             say(f"resuming sweep {place.sweep.id}: {len(done)} of {len(made.specs)} processes are archived already")
-        publishing = _publishing(cfg, place)
+        publishing.sweep(place.sweep.id)
         try:
-            _run(cfg, made, archive, place, done, publishing)
-        except BaseException as error:
-            publishing.abandon()
-            if not isinstance(error, KeyboardInterrupt):
-                raise
+            _run(cfg, made, archive, place, done, forks, publishing)
+        except KeyboardInterrupt:
             there = archive.sweep(place.sweep.id).done
             say(f"interrupted: {there} of {len(made.specs)} processes are archived; the same command resumes")
             return 130
@@ -178,17 +193,24 @@ def _recovered(archive: Archive, place: _Place) -> set[str]:
     return taken
 
 
-def _publishing(cfg: Config, place: _Place) -> Publishing:
+def _publishing(cfg: Config) -> Publishing:
     tracking, archive = cfg.tracking, cfg.archive
     if not tracking.enabled:
         return Publishing.nobody()
-    command = ["--follow", place.sweep.id, "--archive", archive.url, "--blobs", archive.blobs]
-    command += ["--tracking", tracking.uri, *(["--artifacts", tracking.artifacts] if tracking.artifacts else [])]
-    return Publishing.begin(command, place.folder, tracking.wait)
+    command = ["--archive", archive.url, "--blobs", archive.blobs, "--tracking", tracking.uri]
+    return Publishing.begin(
+        [*command, *(["--artifacts", tracking.artifacts] if tracking.artifacts else [])], tracking.wait
+    )
 
 
 def _run(
-    cfg: Config, made: Plan, archive: Archive, place: _Place, done: frozenset[str] | set[str], publishing: Publishing
+    cfg: Config,
+    made: Plan,
+    archive: Archive,
+    place: _Place,
+    done: frozenset[str] | set[str],
+    forks: Forks,
+    publishing: Publishing,
 ) -> None:
     """Run what is not done, archive each record as it comes, judge and publish each scenario when it is whole."""
     waiting = Counter(spec.question.scenario for spec in made.specs if spec.digest() not in done)
@@ -203,6 +225,7 @@ def _run(
             scratch=place.folder,
             missing=made.missing,
             watch=bar.running,
+            forks=forks,
         )
         with contextlib.closing(ended):
             for record, folder in ended:

@@ -90,7 +90,7 @@ def _unknown(what: str, name: str, known: Sequence[str]) -> str:
 def read(python: str = "", variables: Mapping[str, str] | None = None, root: Path = ROOT) -> Catalogue:
     """Ask the interpreter. Raises LaunchError if it does not answer."""
     with tempfile.TemporaryDirectory(prefix="twofold-") as folder:
-        return _catalogue(launch.describe(root, python, Path(folder) / "catalogue.json", variables or {}))
+        return made(launch.describe(root, python, Path(folder) / "catalogue.json", variables or {}))
 
 
 def cached(root: Path = ROOT, cache: Path = CACHE) -> Catalogue:
@@ -99,10 +99,10 @@ def cached(root: Path = ROOT, cache: Path = CACHE) -> Catalogue:
     """
     kept = cache / f"{_key(root)}.json"
     try:
-        return _catalogue(parse(kept.read_text(encoding="utf-8")))
+        return made(parse(kept.read_text(encoding="utf-8")))
     except (OSError, RecordError, KeyError, TypeError):
         cache.mkdir(parents=True, exist_ok=True)
-        return _catalogue(launch.describe(root, "", kept, {}))
+        return made(launch.describe(root, "", kept, {}))
 
 
 def _key(root: Path) -> str:
@@ -112,7 +112,8 @@ def _key(root: Path) -> str:
     return digest(canonical({**parts, "torch": importlib.metadata.version("torch"), "python": sys.version}))
 
 
-def _catalogue(data: Mapping[str, Any]) -> Catalogue:
+def made(data: Mapping[str, Any]) -> Catalogue:
+    """A catalogue from what a worker wrote."""
     entries = [
         Entry(**{**item, "suites": tuple(item["suites"]), "cases": tuple(item["cases"])}) for item in data["scenarios"]
     ]

@@ -47,6 +47,11 @@ class Isolation(Enum):
     """Forked, and a fixed sample fresh as well, under another hash seed, to be compared."""
 
 
+class Pass(Enum):
+    plain = "plain"
+    profiled = "profiled"
+
+
 class Engine(Enum):
     local = "local"
 
@@ -119,6 +124,8 @@ class Config:
     """Case names with their variant, with * and ?. References are run whenever they are needed."""
     suite: Suite = Suite.full
     devices: list[Device] = MISSING
+    passes: list[Pass] = field(default_factory=lambda: [Pass.plain, Pass.profiled])
+    """How each case is looked at, each in a process of its own."""
     replays: int | None = None
     """Times each case is replayed. null: as often as its scenario says, else once."""
     seed: int = 1729
@@ -197,6 +204,8 @@ def _check(cfg: Config) -> None:
         limit = getattr(cfg.limits, name)
         if limit is not None and limit <= 0:
             raise ConfigError(f"limits.{name}={limit} leaves nothing; give a number above 0")
+    if Pass.plain not in cfg.passes:
+        raise ConfigError(f"passes={[one.value for one in cfg.passes]}: outcomes come from the plain pass; name it too")
     if not 0 <= cfg.isolation.sample <= 1:
         raise ConfigError(f"isolation.sample={cfg.isolation.sample}: a share is 0 to 1")
     if not 0 <= cfg.hash_seed < 2**32:
@@ -253,7 +262,7 @@ def _entry(entry: Entry, device: str, cfg: Config) -> Iterator[Spec]:
             exact = chosen.dtype != chosen.input_dtype
             if exact and repeat:
                 continue
-            for pass_ in PASSES[:1] if exact else PASSES:
+            for pass_ in PASSES[:1] if exact else [one for one in PASSES if Pass(one) in cfg.passes]:
                 yield Spec(
                     question=_question(entry, chosen, device, cfg, pass_),
                     setting=_setting(chosen, cfg, repeat, replays),

@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,9 @@ NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "HOME", 
 """Environment variables without which an interpreter, torch or CUDA may not start. Passed, not recorded."""
 
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+LONGEST_LISTING = 600.0
+"""Seconds that an interpreter may take to import torch and all scenario files."""
 
 LARGEST_OBSERVATION = 256 * 2**20
 """Bytes of an observation that are read."""
@@ -100,11 +104,7 @@ def start(spec: Spec, folder: Path, starter: Starter) -> Running:
     Raises LaunchError if it cannot be started.
     """
     try:
-        folder.mkdir(parents=True)
-        (folder / "tmp").mkdir()
-        (folder / "blobs").mkdir()
-        for name in ("stdout", "stderr"):
-            (folder / name).touch()
+        prepare(folder)
         (folder / "spec.json").write_text(canonical(spec.to_json()), encoding="utf-8")
     except OSError as error:
         raise LaunchError(f"could not prepare {folder}: {error}") from None
@@ -146,22 +146,35 @@ def interpreter(spec: Spec) -> str:
     return spec.setting.interpreter or sys.executable
 
 
-def environment(spec: Spec, folder: Path) -> dict[str, str]:
-    """All that the worker gets: what it needs to start, the caller's numeric variables, the setting's."""
+def environment(threads: int, hash_seed: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """All that a worker gets, but for its own folder: what it needs to start, the caller's numeric variables,
+    the setting's.
+    """
     caller = {name: os.environ[name] for name in (*NEEDED, *VARIABLES) if name in os.environ}
     return {
         **caller,
         "LC_ALL": "C.UTF-8",
-        "OMP_NUM_THREADS": str(spec.question.threads),
-        "PYTHONHASHSEED": str(spec.setting.hash_seed),
-        "TMPDIR": str(folder / "tmp"),
-        "TEMP": str(folder / "tmp"),
-        **spec.setting.variables,
+        "OMP_NUM_THREADS": str(threads),
+        # numpy, if torch finds it, would start a thread on import, and a server that has threads must not fork.
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONHASHSEED": str(hash_seed),
+        **variables,
     }
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder of a process (which must not exist): its own temporary folder, contents, output."""
+    folder.mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    (folder / "blobs").mkdir()
+    for name in ("stdout", "stderr"):
+        (folder / name).touch()
 
 
 def _process(spec: Spec, folder: Path, root: Path) -> subprocess.Popen[bytes]:
     program = root / "experiments" / "worker" / "__main__.py"
+    setting, own = spec.setting, str(folder / "tmp")
+    variables = environment(spec.question.threads, setting.hash_seed, setting.variables)
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         return subprocess.Popen(
             [interpreter(spec), str(program), str(folder)],
@@ -169,7 +182,7 @@ def _process(spec: Spec, folder: Path, root: Path) -> subprocess.Popen[bytes]:
             stdout=out,
             stderr=err,
             cwd=folder / "tmp",
-            env=environment(spec, folder),
+            env={**variables, "TMPDIR": own, "TEMP": own},
             start_new_session=True,
         )
 
@@ -352,7 +365,7 @@ def _without_process(spec: Spec, folder: Path, outcome: Outcome) -> Record:
 
 def now() -> str:
     """The time, UTC, RFC 3339, to the millisecond."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _ended(kind: str, phase: str | None, detail: str) -> Outcome:
@@ -438,7 +451,7 @@ def _end_strays(folder: Path) -> None:
 
 
 def _kept(folder: Path, name: str, limit: int) -> Output:
-    """Move what a process wrote into `blobs/`, its middle cut out visibly beyond `limit` bytes."""
+    """Copy what a process wrote into `blobs/`, its middle cut out visibly beyond `limit` bytes."""
     path = folder / name
     written = path.stat().st_size
     with path.open("rb") as file:
@@ -502,19 +515,26 @@ def describe(root: Path, python: str, target: Path, variables: Mapping[str, str]
 
     Raises LaunchError if it does not answer.
     """
+    named = python or sys.executable
     program = root / "experiments" / "worker" / "__main__.py"
-    caller = {name: os.environ[name] for name in (*NEEDED, *VARIABLES) if name in os.environ}
-    try:
-        ended = subprocess.run(
-            [python or sys.executable, str(program), "--describe", str(target)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={**caller, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", **variables},
-            check=False,
-        )
-    except OSError as error:
-        raise LaunchError(f"could not start {python or sys.executable}: {error}") from None
-    if ended.returncode or not target.is_file():
-        lines = ended.stderr.decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"]
-        raise LaunchError(f"{python or sys.executable} could not list the scenarios: {lines[-1]}")
+    # Its words go to a file: a scenario that leaves a process behind could keep a pipe open for ever.
+    with tempfile.TemporaryFile() as said:
+        try:
+            status = subprocess.run(
+                [named, str(program), "--describe", str(target)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                env=environment(1, 0, variables),
+                timeout=LONGEST_LISTING,
+                check=False,
+            ).returncode
+        except OSError as error:
+            raise LaunchError(f"could not start {named}: {error}") from None
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{named} did not list the scenarios within {LONGEST_LISTING:g} seconds") from None
+        said.seek(0)
+        lines = said.read().decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"]
+    if status or not target.is_file():
+        raise LaunchError(f"{named} could not list the scenarios: {lines[-1]}")
     return parse(target.read_text(encoding="utf-8"))

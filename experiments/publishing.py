@@ -7,12 +7,13 @@ publish` publishes later. Only the standard library is imported here.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
-import time
-from pathlib import Path
-from typing import Any, Sequence
+import tempfile
+from typing import IO, Any, Sequence
 
 LATER = "`python -m store publish` brings MLflow up to date"
 
@@ -20,29 +21,35 @@ LATER = "`python -m store publish` brings MLflow up to date"
 class Publishing:
     """A publisher that may be there or not: every call is safe either way."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None, folder: Path, wait: float) -> None:
-        self._process, self._folder, self._wait = process, folder, wait
+    def __init__(self, process: subprocess.Popen[bytes] | None, out: IO[bytes], err: IO[bytes], wait: float) -> None:
+        self._process, self._out, self._err, self._wait = process, out, err, wait
+        self._told = False
 
     @classmethod
     def nobody(cls) -> Publishing:
         """Publishes nothing."""
-        return cls(None, Path(), 0.0)
+        return cls(None, io.BytesIO(), io.BytesIO(), 0.0)
 
     @classmethod
-    def begin(cls, command: Sequence[str], folder: Path, wait: float) -> Publishing:
-        """Start ``python -m store publish --follow ...`` with `command` as its arguments. `wait` is how many
-        seconds it gets, once the sweep is over, to finish.
+    def begin(cls, command: Sequence[str], wait: float) -> Publishing:
+        """Start ``python -m store publish --follow`` with `command` as its arguments. `wait` is how many
+        seconds it gets, once the sweep is over, to finish. It touches nothing before it is told the sweep.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "publish.out").open("wb") as out, (folder / "publish.err").open("wb") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "store", "publish", *command],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        return cls(process, folder, wait)
+        # Files without a name: they go when this process does, however that ends.
+        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - open as long as it runs
+        process = subprocess.Popen(
+            [sys.executable, "-m", "store", "publish", "--follow", *command],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        return cls(process, out, err, wait)
+
+    def sweep(self, name: str) -> None:
+        """The sweep is known, and the archive is there."""
+        self._told = True
+        self._tell({"sweep": name})
 
     def group(self, digests: Sequence[str]) -> None:
         """All records of one scenario are archived."""
@@ -59,15 +66,17 @@ class Publishing:
             self._stop()
             return f"MLflow: not up to date after {self._wait:g} seconds; {LATER}"
         if status:
-            return f"MLflow: {self._last('publish.err') or f'the publisher ended with {status}'}"
-        return f"MLflow: {_counted(self._last('publish.out'))}"
+            return f"MLflow: {_last(self._err) or f'the publisher ended with {status}; {LATER}'}"
+        return f"MLflow: {_counted(_last(self._out))}"
 
     def abandon(self) -> None:
-        """The sweep was interrupted: let it mark its runs as ended, and do not wait long."""
-        if self._process is None:
-            return
+        """If it was not finished: let it mark its runs as ended, and do not wait long."""
+        if self._process is None or self._process.returncode is not None:
+            return None
         if self._process.stdin is not None:
             self._process.stdin.close()
+        if not self._told:
+            return self._stop()
         try:
             self._process.wait(timeout=15)
         except subprocess.TimeoutExpired:
@@ -81,19 +90,17 @@ class Publishing:
     def _tell(self, message: dict[str, Any]) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        try:
+        # If it has ended, `finish` says why; the archive has the records.
+        with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:
-            # It has ended; `finish` says why. The archive has the records.
-            time.sleep(0)
 
-    def _last(self, name: str) -> str:
-        try:
-            lines = (self._folder / name).read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
-        except OSError:
-            return ""
-        return lines[-1] if lines else ""
+
+def _last(stream: IO[bytes]) -> str:
+    """The last line that was written."""
+    stream.seek(0)
+    lines = stream.read().decode("utf-8", "backslashreplace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _counted(line: str) -> str:

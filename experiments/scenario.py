@@ -234,6 +234,10 @@ def no_gradient(*names: str) -> NoGradient:
 
 def peaks(phase: str = "forward", *, at_least: int | None = None, at_most: int | None = None) -> Peaks:
     """Memory in use during `phase` peaks between these bytes above what was held at its start."""
+    if phase not in ("inputs", "forward", "backward"):
+        raise ScenarioError(f"peaks(): phase {phase!r} is unknown; known are inputs, forward, backward")
+    if at_least is not None and at_most is not None and at_least > at_most:
+        raise ScenarioError(f"peaks(at_least={at_least}, at_most={at_most}) is not a range")
     if at_least is None and at_most is None:
         raise ScenarioError("peaks() needs at_least=, at_most= or both, in bytes")
     return Peaks(phase=phase, at_least=at_least, at_most=at_most)

@@ -32,14 +32,18 @@ def snippet(source: str, case: str, parameters: Mapping[str, Any], dtype: str, s
     Raises KeyError if the file defines no function of that name.
     """
     tree = ast.parse(source)
-    defined = {name: node for node in tree.body for name in _names(node)}
+    defined: dict[str, list[ast.stmt]] = {}
+    for node in tree.body:
+        for name in _names(node):
+            defined.setdefault(name, []).append(node)
     if case not in defined:
         raise KeyError(case)
     kept = _needed(defined, {case, "inputs"})
     lines = source.splitlines()
     pieces = [_text(lines, node, kept) for node in tree.body if _stays(node, kept)]
     docstring = ast.get_docstring(tree) or ""
-    head = f'"""{docstring}\n"""' if docstring else ""
+    escaped = docstring.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    head = f'"""{escaped}\n"""' if docstring else ""
     observed = OBSERVE.strip() if "observe" in kept else ""
     imports = [piece for piece in pieces if piece.startswith(("import ", "from "))]
     rest = [piece for piece in pieces if piece not in imports]
@@ -52,29 +56,35 @@ def _names(node: ast.stmt) -> Iterator[str]:
     """What a top-level statement defines."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name
-    elif isinstance(node, ast.Assign):
-        yield from (name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name))
+    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
 
 
-def _needed(defined: Mapping[str, ast.stmt], wanted: set[str]) -> set[str]:
+def _needed(defined: Mapping[str, Sequence[ast.stmt]], wanted: set[str]) -> set[str]:
     """Names that the wanted ones use, and those that these use."""
     found: set[str] = set()
     waiting = set(wanted)
     while waiting:
         name = waiting.pop()
         found.add(name)
-        if name in defined and not isinstance(defined[name], (ast.Import, ast.ImportFrom)):
-            waiting |= _used(defined[name]) - found
+        for node in defined.get(name, ()):
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                waiting |= _used(node) - found
     return found
 
 
 def _used(node: ast.stmt) -> set[str]:
     """Names in a statement, its marks left out."""
     body = list(ast.iter_child_nodes(node))
-    marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    marks = [part for part in getattr(node, "decorator_list", []) if _is_mark(part)]
     return {name.id for part in body if part not in marks for name in ast.walk(part) if isinstance(name, ast.Name)}
+
+
+def _is_mark(decorator: ast.expr) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == "scenario" for part in ast.walk(decorator))
 
 
 def _stays(node: ast.stmt, kept: set[str]) -> bool:
@@ -92,7 +102,8 @@ def _text(lines: Sequence[str], node: ast.stmt, kept: set[str]) -> str:
         names = ", ".join(ast.unparse(alias) for alias in used)
         return f"from {node.module} import {names}" if isinstance(node, ast.ImportFrom) else f"import {names}"
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return "\n".join(lines[start : node.end_lineno])
+        kept_marks = [f"@{ast.unparse(part)}" for part in node.decorator_list if not _is_mark(part)]
+        return "\n".join([*kept_marks, *lines[start : node.end_lineno]])
     while start and lines[start - 1].startswith("#"):
         start -= 1
     return "\n".join(lines[start : node.end_lineno])
@@ -103,7 +114,7 @@ def _with_torch(imports: Sequence[str]) -> list[str]:
 
 
 def _call(
-    defined: Mapping[str, ast.stmt],
+    defined: Mapping[str, Sequence[ast.stmt]],
     case: str,
     parameters: Mapping[str, Any],
     dtype: str,
@@ -111,12 +122,12 @@ def _call(
     device: str,
 ) -> str:
     """What a person would type below the functions."""
-    made = _arguments(defined["inputs"], parameters, first=str(seed))
-    taken = _arguments(defined[case], parameters, first="**given")
+    made = _arguments(defined["inputs"][-1], parameters, first=str(seed))
+    taken = _arguments(defined[case][-1], parameters, first="**given")
     lines = ["print(torch.__version__)", "torch.set_num_threads(1)", f"given = inputs({made})"]
     if dtype != "float32" or device != "cpu":
         lines += _cast(dtype, device)
-    lines += _differentiated(defined[case], f"{case}({taken})")
+    lines += _differentiated(defined[case][-1], f"{case}({taken})")
     lines += ["for name, tensor in given.items():", "    print(name, tensor.grad)"]
     return "\n".join(lines)
 

@@ -224,8 +224,12 @@ def _export(asked: argparse.Namespace) -> int:
 
 
 def _publish(asked: argparse.Namespace) -> int:
-    from store.tracking import main_publish  # noqa: PLC0415  (slow, see _parser)
+    from store.tracking import awaited, main_publish  # noqa: PLC0415  (slow, see _parser)
 
+    if asked.follow == "":
+        asked.follow = awaited(sys.stdin)
+        if asked.follow is None:
+            return 0
     with _opened(asked) as archive:
         return main_publish(archive, asked)
 

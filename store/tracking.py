@@ -13,8 +13,9 @@ The protocol of ``--follow``, for the driver that starts it:
 
     stdout  ``ready`` once the store is there, or ``unreachable``; at the end a JSON object with the numbers
             of replays published, skipped (already there) and failed.
-    stdin   JSON objects, one a line: ``{"records": [digest, ...]}``, the records of all cases of one
-            scenario, which are in the archive by then; at last ``{"end": true}``.
+    stdin   JSON objects, one a line: ``{"sweep": ID}`` if no SWEEP was given; for each scenario
+            ``{"records": [digest, ...]}``, the records of all its cases, which are in the archive by then;
+            at last ``{"end": true}``.
     stderr  sentences for people.
     exit    0, or 2 if MLflow could not be used. Standard input is read to its end in any case.
 
@@ -53,6 +54,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self
 from alembic.util import CommandError
 from rich.console import Console
 from rich.progress import Progress
+from sqlalchemy import NullPool, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -448,6 +450,23 @@ def _lay_out(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _connect(uri: str) -> MlflowClient:
+    client = _imported()
+    if "://" in uri and make_url(uri).get_backend_name() not in ("sqlite", "http", "https", "file"):
+        _answered(uri)
+    return client(tracking_uri=uri)
+
+
+def _answered(uri: str) -> None:
+    """Whether the database server answers at all: MLflow itself would try again for minutes."""
+    engine = create_engine(uri, poolclass=NullPool)
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
+
+
+def _imported() -> type[MlflowClient]:
+    """mlflow, with its own talk turned down. Connects to nothing."""
     os.environ.update(_QUIET)
     for name, value in _LIMITS.items():
         os.environ.setdefault(name, value)
@@ -457,7 +476,7 @@ def _connect(uri: str) -> MlflowClient:
 
     # mlflow sets its own loggers up when it is imported.
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    return MlflowClient(tracking_uri=uri)
+    return MlflowClient
 
 
 @contextlib.contextmanager
@@ -524,7 +543,8 @@ def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--sweep", metavar="ID", help="this sweep only")
     which.add_argument("--all", action="store_true", help="look at every run of every sweep, not only at those to do")
-    which.add_argument("--follow", metavar="SWEEP", help="publish while SWEEP runs, told by a driver on stdin")
+    told = "publish while SWEEP runs, told by a driver on stdin; without SWEEP it is told that as well"
+    which.add_argument("--follow", metavar="SWEEP", nargs="?", const="", help=told)
     parser.add_argument("--tracking", metavar="URI", default=TRACKING, help="MLflow store (default: %(default)s)")
     parser.add_argument(
         "--artifacts",
@@ -656,6 +676,19 @@ class Orders:
                 yield groups
             if batch[-1] is None:
                 return
+
+
+def awaited(stream: IO[str]) -> str | None:
+    """The sweep to follow, once the driver knows it; None if it ends without one.
+
+    mlflow is imported meanwhile, which takes as long as the driver takes to plan.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_imported, daemon=True).start()
+    try:
+        return str(json.loads(stream.readline())["sweep"])
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def follow(archive: Source, sweep: str, tracking: Tracking, stream: Iterable[str]) -> int:

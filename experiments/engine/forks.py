@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 from .. import launch
-from ..record import Spec
+from ..record import Spec, parse
 
 PATIENCE = 60.0
 """Seconds until a server must have imported torch."""
@@ -34,35 +35,48 @@ class Forks:
 
     def start(self, spec: Spec, folder: Path) -> launch.Process:
         """Fork a child for the spec (a `launch.Starter`). Raises LaunchError if no server can be started."""
-        environment = {**launch.environment(spec, folder), "TMPDIR": "", "TEMP": ""}
-        key = json.dumps([launch.interpreter(spec), sorted(environment.items())])
+        setting = spec.setting
+        variables = launch.environment(spec.question.threads, setting.hash_seed, setting.variables)
+        return self._server(launch.interpreter(spec), variables).fork({"folder": str(folder)})
+
+    def describe(self, python: str, variables: Mapping[str, str], hash_seed: int, folder: Path) -> Any:
+        """As `launch.describe`, from a server that will be needed anyway. `folder` must not exist."""
+        launch.prepare(folder)
+        server = self._server(python or sys.executable, launch.environment(1, hash_seed, variables))
+        child = server.fork({"folder": str(folder), "describe": True})
+        while (status := child.poll()) is None:
+            time.sleep(0.005)
+        if status:
+            said = (folder / "stderr").read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
+            raise launch.LaunchError(f"the scenarios could not be listed: {said[-1] if said else f'status {status}'}")
+        return parse((folder / "catalogue.json").read_text(encoding="utf-8"))
+
+    def _server(self, python: str, variables: Mapping[str, str]) -> _Server:
+        key = json.dumps([python, sorted(variables.items())])
         server = self._servers.get(key)
         if server is None or server.lost:
             if server is not None:
                 server.close()
-            server = self._servers[key] = _Server(spec, self._root)
-        return server.fork(folder)
+            server = self._servers[key] = _Server(python, variables, self._root)
+        return server
 
 
 class _Server:
     """One server, as its parent sees it."""
 
-    def __init__(self, spec: Spec, root: Path) -> None:
+    def __init__(self, python: str, variables: Mapping[str, str], root: Path) -> None:
         program = root / "experiments" / "worker" / "__main__.py"
-        environment = launch.environment(spec, Path(os.devnull).parent)
-        for name in ("TMPDIR", "TEMP"):
-            environment.pop(name)
         try:
             self._process = subprocess.Popen(
-                [launch.interpreter(spec), str(program), "--serve"],
+                [python, str(program), "--serve"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,
+                env=dict(variables),
                 start_new_session=True,
             )
         except OSError as error:
-            raise launch.LaunchError(f"could not start {launch.interpreter(spec)}: {error}") from None
+            raise launch.LaunchError(f"could not start {python}: {error}") from None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -83,19 +97,21 @@ class _Server:
                 raise launch.LaunchError(f"the fork server did not come up: {last}")
             time.sleep(0.01)
 
-    def fork(self, folder: Path) -> Forked:
+    def fork(self, request: dict[str, Any]) -> Forked:
+        """Ask for a child, and wait until it is there."""
         assert self._process.stdin is not None
+        folder = request["folder"]
         try:
-            self._process.stdin.write(json.dumps({"folder": str(folder)}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             self.lost = True
         deadline = time.monotonic() + PATIENCE
-        while str(folder) not in self.pids and not self.lost and time.monotonic() < deadline:
+        while folder not in self.pids and not self.lost and time.monotonic() < deadline:
             if not self.read():
                 time.sleep(0.001)
-        self.lost = self.lost or str(folder) not in self.pids
-        return Forked(self, str(folder), self.pids.get(str(folder), 0))
+        self.lost = self.lost or folder not in self.pids
+        return Forked(self, folder, self.pids.get(folder, 0))
 
     def read(self) -> bool:
         """Take in what the server has said. False if it was nothing."""

@@ -32,14 +32,15 @@ def run(
     scratch: Path,
     missing: Mapping[str, str],
     watch: Callable[[int], None],
+    forks: Forks,
 ) -> Generator[tuple[Record, Path], None, None]:
     """Yield each record with the folder it lies in.
 
     `roots` gives the sources by ``original`` and ``copied``; `missing` says, by spec digest, what a case
-    needs and does not have; `watch` is told how many are running at every look. However the loop ends, by an
-    exception or by the caller leaving it, nothing is left running.
+    needs and does not have; `watch` is told how many are running at every look; `forks` are the caller's to
+    close. However the loop ends, by an exception or by the caller leaving it, no case is left running.
     """
-    with contextlib.closing(_Runner(roots, scratch)) as runner:
+    with contextlib.closing(_Runner(roots, scratch, forks)) as runner:
         waiting = deque(specs)
         while waiting or runner.running:
             while waiting and len(runner.running) < workers:
@@ -58,8 +59,8 @@ def run(
 class _Runner:
     """What is running, and what it was started with."""
 
-    def __init__(self, roots: Mapping[str, Path], scratch: Path) -> None:
-        self._forks = Forks(roots["original"])
+    def __init__(self, roots: Mapping[str, Path], scratch: Path, forks: Forks) -> None:
+        self._forks = forks
         self._fresh = {name: launch.fresh(root) for name, root in roots.items()}
         self._scratch = scratch
         self._lost: Counter[str] = Counter()
@@ -99,4 +100,3 @@ class _Runner:
     def close(self) -> None:
         for one in self.running:
             one.stop()
-        self._forks.close()

@@ -10,11 +10,12 @@
         Writes the catalogue and the machine's facts as JSON to FILE.
 
     python .../experiments/worker/__main__.py --serve
-        A fork server. Answers on stdout, a line of JSON each: {"ready": PID} once torch is imported; for each
-        line {"folder": FOLDER} on stdin {"started": FOLDER, "pid": PID}, and when that child has ended
+        A fork server. On stdout, a line of JSON each: {"ready": PID} once torch is imported; for each line
+        {"folder": FOLDER} on stdin {"started": FOLDER, "pid": PID}, and when that child has ended
         {"ended": FOLDER, "status": STATUS}, its exit code or minus the number of the signal. The child does
-        what the first form does, with FOLDER/stdout and FOLDER/stderr (which must exist) as its output. When
-        stdin ends, the children that are left are killed.
+        what the first form does, with FOLDER/stdout and FOLDER/stderr (which must exist) as its output; asked
+        with "describe": true as well, what the second does, into FOLDER/catalogue.json. When stdin ends, the
+        children that are left are killed.
 
 The parent holds the other end of stdin and never writes to it. When it closes, the parent is gone, and
 the worker ends itself and its process group.
@@ -26,8 +27,10 @@ belongs to is mounted as `experiments` from where this file lies.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import select
 import signal
 import sys
 import threading
@@ -70,6 +73,28 @@ def _end_with_parent(pipe: int) -> None:
         _end_with_parent_even_if_stuck()
 
 
+def _end_group_with_parent(pipe: int) -> None:
+    """As above, by a process beside this one. A thread of ours needs the interpreter lock, which code that is
+    stuck in C may hold for ever; Linux's signal on the parent's death reaches one process, not its children.
+    """
+    if not hasattr(os, "fork"):
+        _end_with_parent(pipe)
+        return
+    ours, worker = os.getpgrp() == os.getpid(), os.getpid()
+    ended, held = os.pipe()  # `held` stays open as long as the worker or a child of it lives
+    child = os.fork()
+    if child == 0:
+        os.close(held)
+        if os.fork() == 0:  # not our child, so that a case that waits for its children does not wait for it
+            ready, _, _ = select.select([pipe, ended], [], [])
+            if pipe in ready:
+                os.killpg(0, signal.SIGKILL) if ours else os.kill(worker, signal.SIGKILL)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(pipe)
+    os.close(ended)
+
+
 def _wait_for_end(pipe: int) -> None:
     while True:
         try:
@@ -107,7 +132,7 @@ def main(arguments: list[str]) -> int:
         server.serve(ROOT, _end_with_parent)
         return 0
     if len(arguments) == 1 and not arguments[0].startswith("-"):
-        _end_with_parent(_own_stdin())
+        _end_group_with_parent(_own_stdin())
         from experiments.worker import limits  # noqa: PLC0415 - as above
 
         limits.apply(Path(arguments[0]))
@@ -123,6 +148,7 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     # The observation is in place, so nothing is lost by not taking the interpreter apart, which costs a
     # third of a second or more once torch is loaded and can hang on a thread that the case left behind.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the case may have closed or replaced it
+            stream.flush()
     os._exit(status)

@@ -15,9 +15,9 @@ from typing import Any, Callable
 
 import torch.utils.checkpoint  # noqa: F401 - before the forks, so that each of them has it
 
-from ..record import canonical, digest, parse, printable
+from ..record import canonical, digest, parse
 from ..scenario import Case, Scenario, expectation_to_json
-from . import machine, replay
+from . import errors, machine, replay
 
 LONGEST_IMPORT = 60.0
 """Seconds that one scenario file may take to import."""
@@ -96,9 +96,12 @@ def _broken(error: str) -> dict[str, Any]:
 
 def _contained(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return describe()
+        made = describe()
+        canonical(made)  # a parameter may be anything
     except BaseException as error:  # noqa: BLE001 - a scenario file may raise anything
-        return _broken(printable(f"{type(error).__name__}: {error}"))
+        return _broken(f"{type(error).__name__}: {errors.message(error)}")
+    else:
+        return made
 
 
 def _apart(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -25,13 +25,13 @@ def outcome(error: BaseException, phase: str, root: Path, first: str) -> Outcome
         phase=phase,
         type=qualified_name(type(error)),
         bases=tuple(qualified_name(base) for base in type(error).__mro__[1:-1]),
-        message=_cut(_relative(_message(error), root)),
+        message=_cut(_relative(message(error), root)),
         traceback=_cut(_traceback(error, root, first)),
         detail="",
     )
 
 
-def _message(error: BaseException) -> str:
+def message(error: BaseException) -> str:
     try:
         return printable(str(error))
     except BaseException as broken:  # noqa: BLE001 - an exception that cannot be printed is an observation too

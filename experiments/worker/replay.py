@@ -41,7 +41,8 @@ def load(path: Path, name: str) -> types.ModuleType:
     """
     module = types.ModuleType(name)
     module.__file__ = str(path)
-    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - scenarios are code
+    text = path.read_bytes().decode("utf-8")
+    exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102 - scenarios are code
     if not isinstance(getattr(module, "scenario", None), Scenario):
         raise ScenarioError("the file has no `scenario = Scenario(...)`")
     return module
@@ -58,6 +59,7 @@ class _Run:
         self.profile = Profile(wanted=spec.question.pass_ == "profiled", device=spec.question.device)
         self.durations: dict[str, float] = {}
         self.observed: list[Observed] = []
+        self.heard = {"loss"}
         self.outputs: list[tuple[str, torch.Tensor]] = []
         self.kept: dict[tuple[str, str], Any] = {}
         self.outcome = Outcome("finished", None, None, (), None, None, "")
@@ -158,12 +160,16 @@ class _Run:
 
     def _hear(self, name: str, value: Any, kind: str, tolerance: float | None) -> None:
         """What the case observes: tensors are kept like outputs, anything else as it is."""
+        if name in self.heard:
+            raise ScenarioError(f"{name!r} is there already: give each observed value its own name")
+        self.heard.add(name)
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             self.outputs.append((name, self._copy(value)))
             return
         plain = value.item() if isinstance(value, torch.Tensor) else value
-        canonical(plain)
-        self.observed.append(Observed(name, plain, kind, tolerance))
+        # As it is now, and checked as deep as it will lie in the record.
+        kept = parse(canonical([[[[plain]]]]))[0][0][0][0]
+        self.observed.append(Observed(name, kept, kind, tolerance))
 
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
         """A copy, because the case may go on to write to it. In a profile its operator is ours."""

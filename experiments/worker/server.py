@@ -26,7 +26,7 @@ import torch._dynamo  # the first call of `checkpoint` imports it, which takes a
 import torch.profiler
 import torch.utils.checkpoint
 
-from . import limits, replay
+from . import describe, limits, replay
 
 
 def serve(root: Path, watch_parent: Callable[[int], None]) -> None:
@@ -86,15 +86,16 @@ class _Server:
                     return self.end()
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    self.fork(json.loads(line)["folder"])
+                    self.fork(json.loads(line))
 
     def say(self, **answer: Any) -> None:
         os.write(self.answers, json.dumps(answer).encode() + b"\n")
 
-    def fork(self, folder: str) -> None:
+    def fork(self, request: dict[str, Any]) -> None:
+        folder = request["folder"]
         child = os.fork()
         if child == 0:
-            self.be_child(Path(folder))
+            self.be_child(Path(folder), describes=request.get("describe", False))
         # Both set it, so that it holds whichever is first: the driver may end the group at any moment.
         with contextlib.suppress(OSError):
             os.setpgid(child, child)
@@ -125,12 +126,15 @@ class _Server:
             with contextlib.suppress(OSError):
                 os.killpg(child, signal.SIGKILL)
 
-    def be_child(self, folder: Path) -> NoReturn:
+    def be_child(self, folder: Path, *, describes: bool) -> NoReturn:
         status = 1
         try:
             self.leave_server(folder)
-            limits.apply(folder)
-            replay.run(folder, self.root)
+            if describes:
+                describe.write(folder / "catalogue.json", self.root)
+            else:
+                limits.apply(folder)
+                replay.run(folder, self.root)
             status = 0
         except BaseException:  # noqa: BLE001 - as at the top of any process: say so on stderr, exit with 1
             traceback.print_exc()

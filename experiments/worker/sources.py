@@ -26,7 +26,7 @@ TORCH = (
 def loaded(root: Path, scenario: str) -> Iterator[tuple[Source, str]]:
     """Each source with its content; torch's content is empty, since only its digest is kept."""
     for path in sorted(files(root, scenario)):
-        content = path.read_text(encoding="utf-8")
+        content = path.read_bytes().decode("utf-8")
         yield Source(path.relative_to(root).as_posix(), digest(content), kept=True), content
     for name in TORCH:
         path = Path(torch.__file__).parent / name

@@ -1,0 +1,244 @@
+"""The words a scenario is written in: what they refuse, and that expectations travel as JSON."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments import scenario as words
+from experiments.record import canonical, parse
+from experiments.scenario import (
+    CAUSES,
+    Scenario,
+    ScenarioError,
+    agrees,
+    dies,
+    differs,
+    expectation_from_json,
+    expectation_to_json,
+    hangs,
+    no_gradient,
+    observe,
+    peaks,
+    raises,
+    recomputes_without,
+    refuses,
+    state_differs,
+    varies,
+)
+
+EXPECTATIONS = [
+    raises(ValueError, "text"),
+    raises("torch.OutOfMemoryError"),
+    agrees(bitwise=True),
+    agrees(within_rounding=True),
+    differs(by_at_least=0.5),
+    recomputes_without("aten::mm"),
+    state_differs("sdpa.math"),
+    no_gradient("query", "key"),
+    peaks(at_least=1, at_most=2),
+    peaks("backward", at_most=2),
+    refuses(bytes=2**40),
+    hangs(),
+    dies(),
+    dies(by="SIGSEGV"),
+    varies(at_least=0.25),
+]
+
+
+@pytest.fixture
+def scenario():
+    return Scenario(source="a test")
+
+
+def case(weight):
+    return weight
+
+
+@pytest.mark.parametrize("expectation", EXPECTATIONS, ids=lambda one: one.kind)
+def test_an_expectation_reads_back_from_json(expectation):
+    """Old records are judged by it, without the file that it came from."""
+    text = canonical(expectation_to_json(expectation))
+    assert expectation_from_json(parse(text)) == expectation
+
+
+def test_every_kind_of_expectation_is_covered_here():
+    assert {expectation.kind for expectation in EXPECTATIONS} == set(words._KINDS)
+
+
+def test_a_kind_that_is_unknown_is_refused_with_the_known_ones():
+    with pytest.raises(ScenarioError, match="expectation 'melts' is unknown; known are agrees, dies"):
+        expectation_from_json({"kind": "melts"})
+
+
+@pytest.mark.parametrize("data", [{"kind": "agrees"}, {"kind": "hangs", "for": 3}, {"kind": "raises", "type": "A"}])
+def test_other_fields_than_the_known_are_refused(data):
+    with pytest.raises(ScenarioError, match="has other fields than this version knows"):
+        expectation_from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (agrees, "exactly one of bitwise"),
+        (lambda: agrees(bitwise=True, within_rounding=True), "exactly one of bitwise"),
+        (lambda: differs(by_at_least=0), "give a size above 0"),
+        (lambda: differs(by_at_least=-1.0), "give a size above 0"),
+        (lambda: differs(by_at_least=float("nan")), "give a size above 0"),
+        (no_gradient, "names of the inputs"),
+        (lambda: peaks("forward"), "at_least=, at_most= or both"),
+        (lambda: varies(at_least=0.6, at_most=0.5), "not a range"),
+        (lambda: varies(at_least=-0.1), "not a range"),
+        (lambda: varies(at_most=1.1), "not a range"),
+        (lambda: Scenario(source=""), "needs a source"),
+    ],
+)
+def test_a_word_that_says_nothing_is_refused(make, said):
+    with pytest.raises(ScenarioError, match=said):
+        make()
+
+
+def test_bytes_between_bounds_that_exclude_each_other_are_refused():
+    with pytest.raises(ScenarioError):
+        peaks(at_least=2, at_most=1)
+
+
+def test_peaks_of_a_phase_that_does_not_exist_are_refused():
+    with pytest.raises(ScenarioError):
+        peaks("forwards", at_most=1)
+
+
+def test_an_exception_is_named_with_its_module_unless_it_is_builtin():
+    assert raises(ValueError).type == "ValueError"
+    assert raises(ScenarioError).type == "experiments.scenario.ScenarioError"
+
+
+@pytest.mark.parametrize("mark", ["broken", "repair", "control"])
+def test_a_mark_says_what_is_expected(scenario, mark):
+    options = {"broken": {"cause": "early stop"}, "control": {"why": "a reason"}}.get(mark, {})
+    with pytest.raises(ScenarioError, match=f"case: a {mark} case says what it is expected to show"):
+        getattr(scenario, mark)(**options)(case)
+
+
+def test_a_cause_is_from_the_closed_list(scenario):
+    with pytest.raises(ScenarioError, match="case: cause 'the weather' is unknown; known are ambient state"):
+        scenario.broken(hangs(), cause="the weather")(case)
+    for cause in CAUSES:
+        Scenario(source="a test").broken(hangs(), cause=cause)(case)
+
+
+def test_a_broken_case_has_a_cause(scenario):
+    with pytest.raises(TypeError, match="cause"):
+        scenario.broken(hangs())
+
+
+def test_a_control_says_why(scenario):
+    with pytest.raises(ScenarioError, match="case: a control says why it cannot break"):
+        scenario.control(agrees(bitwise=True), why="")(case)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dtypes": ("float31",)}, "dtype 'float31' is unknown; known are float32"),
+        ({"on": ("tpu",)}, "device 'tpu' is unknown; known are cpu, cuda"),
+    ],
+)
+def test_an_unknown_dtype_or_device_is_refused(scenario, options, said):
+    with pytest.raises(ScenarioError, match=said):
+        scenario.repair(agrees(bitwise=True), **options)(case)
+
+
+def test_a_misspelt_option_is_refused(scenario):
+    with pytest.raises(TypeError, match="dtype"):
+        scenario.repair(agrees(bitwise=True), dtype="float32")(case)
+
+
+def test_a_string_where_a_list_is_meant_is_refused(scenario):
+    """`on="cpu"` would be three devices named by letters."""
+    with pytest.raises(ScenarioError):
+        scenario.repair(agrees(bitwise=True), on="cpu")(case)
+
+
+def test_marks_are_stacked_on_one_function(scenario):
+    made = scenario.broken(hangs(), cause="early stop", on=("cuda",))(
+        scenario.control(agrees(bitwise=True), why="a reason", on=("cpu",))(case)
+    )
+    assert made is case
+    assert [(one.role, one.on) for one in scenario.cases] == [("control", ("cpu",)), ("broken", ("cuda",))]
+
+
+def test_stacked_marks_divide_the_variants(scenario):
+    scenario.repair(agrees(bitwise=True), over={"size": (1, 2)})(case)
+    scenario.repair(agrees(bitwise=True), over={"size": (3,)})(case)
+    scenario.repair(agrees(within_rounding=True), over={"size": (1,)}, dtypes=("float16",))(case)
+    assert scenario.find("case", {"size": 3}, "float32", "cpu") is scenario.cases[1]
+    assert scenario.find("case", {"size": 1}, "float16", "cpu") is scenario.cases[2]
+
+
+def test_one_variant_is_marked_once(scenario):
+    scenario.repair(agrees(bitwise=True), over={"size": (1, 2)})(case)
+    with pytest.raises(ScenarioError, match=r"case: marked twice for {'size': 2} in float32"):
+        scenario.broken(hangs(), cause="early stop", over={"size": (2, 3)})(case)
+
+
+def test_two_functions_have_two_names(scenario):
+    def other(weight):
+        return weight
+
+    other.__name__ = "case"
+    scenario.reference(case)
+    with pytest.raises(ScenarioError, match="case: two functions have this name"):
+        scenario.repair(agrees(bitwise=True))(other)
+
+
+def test_inputs_are_marked_once(scenario):
+    scenario.inputs(case)
+    with pytest.raises(ScenarioError, match="case: the scenario has its inputs already"):
+        scenario.inputs(case)
+
+
+def test_a_scenario_without_inputs_says_so(scenario):
+    with pytest.raises(ScenarioError, match=r"has no @scenario.inputs"):
+        scenario.make_inputs(1, {})
+
+
+def test_inputs_get_the_parameters_that_they_name(scenario):
+    @scenario.inputs
+    def inputs(seed, size):
+        return {"seed": seed, "size": size}
+
+    assert scenario.make_inputs(7, {"size": 2, "other": 3}) == {"seed": 7, "size": 2}
+
+
+def test_a_reference_takes_what_it_or_the_inputs_name(scenario):
+    @scenario.inputs
+    def inputs(seed, size):
+        return {}
+
+    @scenario.reference
+    def reference(weight, first):
+        return weight
+
+    found = scenario.parameters_of(scenario.cases[0], {"size": 1, "first": 2, "second": 3})
+    assert found == {"size": 1, "first": 2}
+
+
+def test_a_table_of_values_is_every_combination_and_a_list_is_itself(scenario):
+    scenario.repair(agrees(bitwise=True), over={"a": (1, 2), "b": (3, 4)}, dtypes=("float32", "float16"))(case)
+    assert len(scenario.cases[0].variants) == 8
+    scenario.repair(agrees(bitwise=True), over=[{"a": 1, "b": 9}, {"a": 2}])(case)
+    assert [dict(one.parameters) for one in scenario.cases[1].variants] == [{"a": 1, "b": 9}, {"a": 2}]
+
+
+def test_a_case_that_is_not_there_is_said_so(scenario):
+    scenario.reference(on=("cuda",))(case)
+    with pytest.raises(ScenarioError, match=r"no case case with {} in float32 on cpu"):
+        scenario.find("case", {}, "float32", "cpu")
+
+
+def test_every_suite_contains_full():
+    assert Scenario(source="a test", suites=("quick", "full")).suites == ("full", "quick")
+
+
+def test_observing_outside_a_worker_does_nothing():
+    observe("anything", object())
