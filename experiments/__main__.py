@@ -73,7 +73,8 @@ def _job(cfg: DictConfig) -> None:
 def run(cfg: Config) -> int:
     """Plan, run, archive, publish, report. Gives the exit status."""
     with contextlib.closing(Forks(catalogue.ROOT)) as forks, contextlib.ExitStack() as leaving:
-        publishing = Publishing.nobody() if cfg.dry_run else _publishing(cfg)
+        wanted = cfg.tracking.enabled and not cfg.dry_run
+        publishing = Publishing.begin(cfg.tracking.wait) if wanted else Publishing.nobody()
         leaving.callback(publishing.abandon)
         with console.status("asking the interpreter which scenarios and devices there are"):
             listed = _listed(cfg, forks)
@@ -154,7 +155,9 @@ def _sweep(cfg: Config, machine: str, made: Plan, archive: Archive, forks: Forks
         done = place.sweep.done | _recovered(archive, place)
         if place.sweep.resumed:
             say(f"resuming sweep {place.sweep.id}: {len(done)} of {len(made.specs)} processes are archived already")
-        publishing.sweep(place.sweep.id)
+        if cfg.tracking.enabled:
+            where = {"archive": cfg.archive.url, "blobs": cfg.archive.blobs}
+            publishing.sweep(place.sweep.id, **where, tracking=cfg.tracking.uri, artifacts=cfg.tracking.artifacts)
         try:
             _run(cfg, made, archive, place, done, forks, publishing)
         except KeyboardInterrupt:
@@ -191,16 +194,6 @@ def _recovered(archive: Archive, place: _Place) -> set[str]:
     shutil.rmtree(place.folder, ignore_errors=True)
     place.folder.mkdir(parents=True)
     return taken
-
-
-def _publishing(cfg: Config) -> Publishing:
-    tracking, archive = cfg.tracking, cfg.archive
-    if not tracking.enabled:
-        return Publishing.nobody()
-    command = ["--archive", archive.url, "--blobs", archive.blobs, "--tracking", tracking.uri]
-    return Publishing.begin(
-        [*command, *(["--artifacts", tracking.artifacts] if tracking.artifacts else [])], tracking.wait
-    )
 
 
 def _run(

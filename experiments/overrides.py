@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
@@ -11,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 FREE = ("environment.variables",)
 """Fields below which any key may be set."""
@@ -71,5 +72,12 @@ def _near(name: str, known: Sequence[str] | set[str], otherwise: str) -> str:
 
 def _sentence(error: Exception) -> str:
     """The error and what it came from, on one line: Hydra puts the helpful half into the cause."""
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} is missing: give {error.full_key}=..."
     texts = [" ".join(str(one).split()) for one in (error, error.__cause__) if one is not None]
-    return "; ".join(dict.fromkeys(text for text in texts if text))
+    return _without_passwords("; ".join(dict.fromkeys(text for text in texts if text)))
+
+
+def _without_passwords(text: str) -> str:
+    """An override that cannot be read is shown as it was given, and may hold an address with a password."""
+    return re.sub(r"(:/+[^/@:\s]*:)\S*@", r"\1***@", text)

@@ -31,14 +31,14 @@ class Publishing:
         return cls(None, io.BytesIO(), io.BytesIO(), 0.0)
 
     @classmethod
-    def begin(cls, command: Sequence[str], wait: float) -> Publishing:
-        """Start ``python -m store publish --follow`` with `command` as its arguments. `wait` is how many
-        seconds it gets, once the sweep is over, to finish. It touches nothing before it is told the sweep.
+    def begin(cls, wait: float) -> Publishing:
+        """Start ``python -m store publish --follow``. `wait` is how many seconds it gets, once the sweep is
+        over, to finish. It touches nothing before it is told the sweep.
         """
         # Files without a name: they go when this process does, however that ends.
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - open as long as it runs
         process = subprocess.Popen(
-            [sys.executable, "-m", "store", "publish", "--follow", *command],
+            [sys.executable, "-m", "store", "publish", "--follow"],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
@@ -46,10 +46,12 @@ class Publishing:
         )
         return cls(process, out, err, wait)
 
-    def sweep(self, name: str) -> None:
-        """The sweep is known, and the archive is there."""
+    def sweep(self, name: str, *, archive: str, blobs: str, tracking: str, artifacts: str) -> None:
+        """The sweep is known, and the archive is there. What the addresses are is told here and not on the
+        command line, which everybody on the machine can read."""
         self._told = True
-        self._tell({"sweep": name})
+        where = {"archive": archive, "blobs": blobs, "tracking": tracking, "artifacts": artifacts}
+        self._tell({"sweep": name, **where})
 
     def group(self, digests: Sequence[str]) -> None:
         """All records of one scenario are archived."""

@@ -160,7 +160,7 @@ def _check(asked: argparse.Namespace) -> int:
             asked.archive = what if "://" in what else f"sqlite:///{what}"
         with _opened(asked) as archive:
             problems, counts = archive.examine()
-        looked_at = f"{asked.archive}: {counts}"
+            looked_at = f"{archive.name}: {counts}"
     if asked.json:
         found = [{"digest": problem.digest, "what": problem.what} for problem in problems]
         print(shown.as_json({"problems": found, "looked_at": looked_at}), end="")
@@ -227,9 +227,10 @@ def _publish(asked: argparse.Namespace) -> int:
     from store.tracking import awaited, main_publish  # noqa: PLC0415  (slow, see _parser)
 
     if asked.follow == "":
-        asked.follow = awaited(sys.stdin)
-        if asked.follow is None:
+        told = awaited(sys.stdin)
+        if told is None:
             return 0
+        vars(asked).update(told)
     with _opened(asked) as archive:
         return main_publish(archive, asked)
 

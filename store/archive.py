@@ -25,7 +25,7 @@ from store import sweeps
 from store.blobs import Blobs, Contents, is_digest, loose
 from store.cells import DOCUMENTS, OPTIONAL, cell, read_record, wanted
 from store.checks import Counts, Problem, check
-from store.database import Database
+from store.database import Database, storable
 from store.errors import ArchiveError
 from store.models import Cell, DocumentRow, NoteRow, RecordRow, SweepRecordRow, SweepRow
 from store.sweeps import Sweep, SweepProgress, now
@@ -52,6 +52,11 @@ class Archive:
         `create` false also if there is none yet.
         """
         return cls(Database(url, create=create), Blobs(blobs))
+
+    @property
+    def name(self) -> str:
+        """Its URL as it may be shown: without a password."""
+        return self._database.name
 
     def close(self) -> None:
         self._database.close()
@@ -88,14 +93,20 @@ class Archive:
         Raises ArchiveError as `add` does.
         """
         record = read_record(text)
-        row = cell(text, record)
+        row = storable(cell(text, record))
         if sweep is not None:
             self._belongs(sweep, record.spec)
         documents = self._take_in(record, blobs)
         with self._database.writing() as connection:
-            for name, (kind, content) in documents.items():
-                if not _has(connection, select(DocumentRow.digest).where(DocumentRow.digest == name)):
-                    connection.execute(insert(DocumentRow).values(digest=name, kind=kind, text=content))
+            # Few statements: over a network each is a way there and back, and others wait meanwhile.
+            known = set(connection.scalars(select(DocumentRow.digest).where(DocumentRow.digest.in_(documents))))
+            fresh = [
+                {"digest": name, "kind": kind, "text": content}
+                for name, (kind, content) in documents.items()
+                if name not in known
+            ]
+            if fresh:
+                connection.execute(insert(DocumentRow), fresh)
             if not _has(connection, select(RecordRow.digest).where(RecordRow.digest == row["digest"])):
                 connection.execute(insert(RecordRow).values(digest=row["digest"], text=text))
                 connection.execute(insert(Cell).values(row))
@@ -290,7 +301,7 @@ class Archive:
         with self._database.writing() as connection:
             connection.execute(delete(Cell))
             for row in connection.execute(select(RecordRow.digest, RecordRow.text)).all():
-                connection.execute(insert(Cell).values(cell(row.text, _verified(row.digest, row.text))))
+                connection.execute(insert(Cell).values(storable(cell(row.text, _verified(row.digest, row.text)))))
 
 
 def _has(connection: Connection, query: Select[Any]) -> bool:

@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Iterator, Mapping
 
-from sqlalchemy import Connection, LargeBinary, cast, select
+from sqlalchemy import Connection, LargeBinary, cast, exists, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from experiments.record import Spec, digest
 from store import sweeps
 from store.blobs import Blobs
 from store.cells import DOCUMENTS, OPTIONAL, cell, read_record, wanted
-from store.database import Database, row_dictionary
+from store.database import Database, row_dictionary, storable
 from store.errors import ArchiveError
-from store.models import APPEND_ONLY, Cell, DocumentRow, PlanRow, RecordRow, SweepRecordRow, SweepRow
+from store.models import APPEND_ONLY, Base, Cell, DocumentRow, PlanRow, RecordRow, SweepRecordRow, SweepRow
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,8 @@ class _Examination:
         self.tally = {"records": 0, "sweeps": 0, "absent_outputs": 0}
 
     def run(self, connection: Connection, *, sqlite: bool) -> None:
-        if sqlite:
-            self.problems.extend(_damage(connection))
-            self.problems.extend(_missing_guards(connection))
+        self.problems.extend(_damage(connection) if sqlite else _dangling(connection))
+        self.problems.extend(_missing_guards(connection) if sqlite else _weak_guards(connection))
         self._documents(connection, sqlite=sqlite)
         self._records(connection, sqlite=sqlite)
         self._contents()
@@ -116,7 +115,7 @@ class _Examination:
         try:
             text = content.decode("utf-8")
             record = read_record(text)
-            contents, row = wanted(record), cell(text, record)
+            contents, row = wanted(record), storable(cell(text, record))
         except (ArchiveError, UnicodeDecodeError) as error:
             self._say(name, f"record cannot be read: {error}")
             return
@@ -182,7 +181,8 @@ def _contents(
     """Every row's digest and its text as bytes, so that text which is no longer UTF-8 can be looked at."""
     # On PostgreSQL text is always UTF-8, and a cast to bytes would read backslashes as escapes.
     column: Any = cast(text, LargeBinary) if sqlite else text
-    for name, content in connection.execute(select(key, column)):
+    # Some rows at a time: a large archive does not fit into memory.
+    for name, content in connection.execute(select(key, column).execution_options(yield_per=500)):
         yield name, content if isinstance(content, bytes) else content.encode("utf-8")
 
 
@@ -200,3 +200,42 @@ def _missing_guards(connection: Connection) -> Iterator[Problem]:
         for guard in ("update", "delete", "replace"):
             if f"{table}_refuse_{guard}" not in found:
                 yield Problem(table, f"the trigger that refuses {guard} is missing")
+
+
+# PostgreSQL.
+
+_GUARD = 2 | 8 | 16 | 32
+"""pg_trigger.tgtype of a trigger before DELETE, UPDATE and TRUNCATE, once for each statement."""
+
+_REFUSAL = "BEGIN RAISE EXCEPTION '% are append-only', TG_TABLE_NAME; END"
+"""What the guard does, without the spaces around it."""
+
+
+def _dangling(connection: Connection) -> Iterator[Problem]:
+    """Foreign keys that lead nowhere, as a superuser can make them who switches ordinary triggers off."""
+    for table in Base.metadata.sorted_tables:
+        for key in table.foreign_keys:
+            there = exists().where(key.column == key.parent)
+            for value in connection.scalars(select(key.parent).where(~there).distinct().order_by(key.parent)):
+                yield Problem(str(value), f"{table.name} names it in {key.parent.name}, but it is not there")
+
+
+def _weak_guards(connection: Connection) -> Iterator[Problem]:
+    """Guards that are missing, do not fire always or on everything, or do something else than refuse."""
+    found = connection.exec_driver_sql(
+        "SELECT c.relname, t.tgenabled, t.tgtype, t.tgqual IS NULL AND cardinality(t.tgattr::int2[]) = 0, p.prosrc "
+        "FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid "
+        "WHERE t.tgname = c.relname || '_refuse_change' AND c.relnamespace = current_schema()::regnamespace"
+    )
+    guards = {table: rest for table, *rest in found}
+    for table in APPEND_ONLY:
+        if table not in guards:
+            yield Problem(table, "the trigger that refuses changes is missing")
+            continue
+        enabled, kind, whole, source = guards[table]
+        if source.strip() != _REFUSAL:
+            yield Problem(table, f"the trigger that refuses changes does something else: {source.strip()}")
+        elif (kind, whole) != (_GUARD, True):
+            yield Problem(table, "the trigger that refuses changes lets some through")
+        elif (enabled.decode() if isinstance(enabled, bytes) else enabled) != "A":
+            yield Problem(table, "the trigger that refuses changes does not always fire")

@@ -2,11 +2,13 @@
 
 Covers SQLite files and PostgreSQL. A writing transaction takes its lock when it begins (BEGIN IMMEDIATE; an
 advisory lock on PostgreSQL), so that looking first and inserting then is safe: a transaction that only asks
-for the lock when it writes fails with "database is locked" under several writers.
+for the lock when it writes fails with "database is locked" under several writers. Since nothing runs beside it,
+there is nothing to try again either; waiting for the lock has an end.
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, column, create_engine, event, inspect, make_url, select, table
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from store.errors import ArchiveError
 
@@ -27,8 +30,21 @@ VERSION_TABLE = "twofold_version"
 _PATIENCE = 30
 """Seconds to wait for another process that is writing."""
 
+_IDLE = 60
+"""Seconds after which PostgreSQL ends a writer that has stopped in the middle, so that the others go on."""
+
 _LOCK = 0x7477666C
 """Number of the advisory lock that stands for "writing" on PostgreSQL: "twfl"."""
+
+_REACHING = {
+    "client_encoding": "utf8",
+    "connect_timeout": 10,
+    # A network that swallows packets looks like a server that thinks.
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+"""How PostgreSQL is connected to, where the URL says nothing else."""
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -40,7 +56,7 @@ class Database:
         self.url = _readable(url)
         self._engine = _engine(self.url, create=create)
         try:
-            self._bring_to_newest()
+            self._bring_to_newest(create=create)
         except BaseException:
             self.close()
             raise
@@ -48,7 +64,7 @@ class Database:
     @property
     def name(self) -> str:
         """The URL as it may be shown: without a password."""
-        return self.url.render_as_string(hide_password=True)
+        return _masked(self.url.render_as_string(hide_password=True))
 
     @property
     def is_sqlite(self) -> bool:
@@ -70,15 +86,31 @@ class Database:
     def close(self) -> None:
         self._engine.dispose()
 
-    def _bring_to_newest(self) -> None:
+    def _bring_to_newest(self, *, create: bool) -> None:
         scripts = ScriptDirectory(str(_MIGRATIONS))
         with self.reading() as connection:
-            if self._revision(connection, scripts) == scripts.get_current_head():
-                return
-        with self.writing() as connection:
-            # Asked again: another process may have migrated while this one waited for the lock.
-            self._revision(connection, scripts)
-            migrate(connection)
+            revision = self._revision(connection, scripts)
+            encoding = "UTF8" if self.is_sqlite else connection.exec_driver_sql("SHOW server_encoding").scalar()
+        head = scripts.get_current_head()
+        if revision == head:
+            return
+        if revision is None and not create:
+            raise ArchiveError(f"there is no archive in {self.name}; a run makes one, or name another with --archive")
+        if encoding != "UTF8":
+            raise ArchiveError(f"{self.name} is encoded in {encoding}, which cannot hold every text: make one in UTF8")
+        try:
+            with self.writing() as connection:
+                # Asked again: another process may have migrated while this one waited for the lock.
+                self._revision(connection, scripts)
+                migrate(connection)
+        except ArchiveError as error:
+            if _code(error.__cause__) != _NOT_ALLOWED:
+                raise
+            found = f"has revision {revision!r}" if revision else "holds no archive yet"
+            raise ArchiveError(
+                f"{self.name} {found}, this version needs {head!r}, and this user may not make tables: an "
+                "administrator runs `python -m store.migrations.roles` (store/README.md, PostgreSQL), then try again"
+            ) from error.__cause__
 
     def _revision(self, connection: Connection, scripts: ScriptDirectory) -> str | None:
         """The database's revision, None for an empty one. Raises ArchiveError if it is not ours to use."""
@@ -110,33 +142,58 @@ def migrate(connection: Connection, revision: str = "head") -> None:
 def _readable(url: str) -> URL:
     try:
         made = make_url(url)
-    except ArgumentError:
-        raise ArchiveError(f"{url!r} is not a database URL; one looks like sqlite:///outputs/archive.db") from None
+    except (ArgumentError, ValueError):
+        raise ArchiveError(
+            f"{_masked(url)!r} is not a database URL; one looks like sqlite:///outputs/archive.db, or "
+            "postgresql+psycopg://user@host/database"
+        ) from None
+    if made.drivername in ("postgresql", "postgres"):
+        made = made.set(drivername="postgresql+psycopg")
     if made.get_backend_name() not in ("sqlite", "postgresql"):
         raise ArchiveError(f"{made.get_backend_name()} is not a database that we know; use sqlite or postgresql")
     if made.get_backend_name() == "sqlite" and made.database in (None, "", ":memory:"):
         raise ArchiveError("an archive in memory keeps nothing; name a file: sqlite:///outputs/archive.db")
+    if made.get_backend_name() == "postgresql" and "@" in f"{made.host}{made.database}":
+        # Shown as it was read, it would show the rest of the password.
+        raise ArchiveError("the archive's URL has an @ too many: in a password it is written %40, and a / %2F")
     return made
+
+
+def _masked(url: str) -> str:
+    """The URL without a password, wherever it has one; also if it is none."""
+    url = re.sub(r"(:/+[^/@:]*:).*@", r"\1***@", url)
+    return re.sub(r"((?:password|passwd|secret)=)[^&]*", r"\1***", url)
 
 
 def _engine(url: URL, *, create: bool) -> Engine:
     if url.get_backend_name() == "sqlite":
-        file = Path(str(url.database))
-        if not create and not file.is_file():
-            raise ArchiveError(f"there is no archive at {file}; a run makes one, or name another with --archive")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ArchiveError(f"the folder of {file} cannot be made: {error.strerror}") from error
+        return _sqlite(url, create=create)
+    reaching = {name: value for name, value in _REACHING.items() if name not in url.query}
+    try:
+        # A connection that the server has ended since is noticed before it is used, and made anew.
+        engine = create_engine(url, connect_args=reaching, pool_pre_ping=True)
+    except (ArgumentError, ModuleNotFoundError) as error:
+        shown = _masked(url.render_as_string())
+        raise ArchiveError(f"{shown} cannot be opened: {error}; install its driver") from error
+    event.listen(engine, "connect", _set_up_postgresql)
+    event.listen(engine, "begin", _begin_postgresql)
+    return engine
+
+
+def _sqlite(url: URL, *, create: bool) -> Engine:
+    file = Path(str(url.database))
+    if not create and not file.is_file():
+        raise ArchiveError(f"there is no archive at {file}; a run makes one, or name another with --archive")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArchiveError(f"the folder of {file} cannot be made: {error.strerror}") from error
     try:
         engine = create_engine(url)
     except (ArgumentError, ModuleNotFoundError) as error:
         raise ArchiveError(f"{url.render_as_string()} cannot be opened: {error}; install its driver") from error
-    if url.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _set_up_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    else:
-        event.listen(engine, "begin", _begin_postgresql)
+    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
@@ -170,37 +227,103 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
+def _set_up_postgresql(connection: Any, _: object) -> None:
+    with connection.cursor() as cursor:
+        # Whoever waits for the lock must then see what the one before committed.
+        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(f"SET lock_timeout = '{_PATIENCE * 1000:.0f}ms'")
+        # The run deletes what it has added, so a commit has to mean that it is on disk.
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+    connection.commit()
+
+
 def _begin_postgresql(connection: Connection) -> None:
     if connection.get_execution_options().get("writing"):
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        idle = f"set_config('idle_in_transaction_session_timeout', '{_IDLE}s', true)"
+        connection.exec_driver_sql(f"SELECT {idle}, pg_advisory_xact_lock({_LOCK})")
     else:
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
+
+_FULL = "the disk is full: free space, then add again"
+_BUSY = f"another process has been writing for more than {_PATIENCE} s: wait for it, then add again"
+_DAMAGED = "it is damaged: bring it back from a copy, or add the records of outputs/sweeps to a new one"
+_READ_ONLY = "it may not be written: look at who may write there"
+_AWAY = "it cannot be reached: start it, or mend the URL, then try again"
+_KEEPS = "it keeps what it has: evidence is never changed"
+_LOGIN = "it does not let this user in: give user and password in the URL, or the password in ~/.pgpass"
+_NO_DATABASE = "there is no such database: an administrator makes it with createdb"
 
 _SENTENCES = {
-    "disk is full": "the disk is full: free space, then add again",
+    "disk is full": _FULL,
     "disk i/o error": "the disk refuses to be read or written: mend it, then add again",
-    "is locked": f"another process has been writing for more than {_PATIENCE} s: wait for it, then add again",
+    "is locked": _BUSY,
     "not a database": "it is not a database: name another, or bring the archive back from a copy",
-    "malformed": "it is damaged: bring it back from a copy, or add the records of outputs/sweeps to a new one",
+    "malformed": _DAMAGED,
     "decode to utf-8": "it is damaged: `python -m store check` names what does not match",
     "unable to open": "it cannot be opened: look at the path and at who may write there",
-    "readonly": "it may not be written: look at who may write there",
-    "connection": "it cannot be reached: start it, or mend the URL, then add again",
-    "append-only": "it keeps what it has: evidence is never changed",
+    "readonly": _READ_ONLY,
+    "append-only": _KEEPS,
+    # Whoever cannot connect to PostgreSQL gets no code.
+    "authentication failed": _LOGIN,
+    "no password supplied": _LOGIN,
+    "no pg_hba.conf entry": _LOGIN,
+    'role "': _LOGIN,
+    "does not exist": _NO_DATABASE,
+    "invalid connection option": "the URL has an option that the driver does not know: take it out",
+    "too many clients": "it has as many connections as it allows: wait, then add again",
+    "connection slots": "it has as many connections as it allows: wait, then add again",
+    "connection": _AWAY,
+    "resolve host": _AWAY,
 }
-"""What a database says, and what that means here."""
+"""What a database says, and what that means here. The first that matches counts."""
+
+_NOT_ALLOWED = "42501"
+
+_CODES = {
+    _NOT_ALLOWED: "this user may not do this: see who may do what in store/README.md, PostgreSQL",
+    "25006": _READ_ONLY,
+    "53100": _FULL,
+    "55P03": _BUSY,
+    "25P03": f"this process had stopped for more than {_IDLE} s: add again",
+    "57P": _AWAY,
+    "08": _AWAY,
+    "XX": _DAMAGED,
+}
+"""What the codes of PostgreSQL begin with, and what that means here: its words may be in any language."""
 
 
 @contextmanager
 def _in_sentences(name: str) -> Iterator[None]:
     try:
         yield
+    except PoolTimeoutError as error:
+        raise ArchiveError(f"{name}: all connections of this process are at work: try again ({error})") from error
     except (DBAPIError, sqlite3.Error) as error:
-        said = str(getattr(error, "orig", None) or error).strip()
-        known = [sentence for words, sentence in _SENTENCES.items() if words in said.lower()]
+        original = getattr(error, "orig", None) or error
+        said = getattr(getattr(original, "diag", None), "message_primary", None) or str(original)
+        said = " ".join(said.split())
+        code = _code(error) or "none"
+        known = [sentence for start, sentence in _CODES.items() if code.startswith(start)]
+        known += [sentence for words, sentence in _SENTENCES.items() if words in said.lower()]
         meaning = known[0] if known else "the database cannot do this now; nothing was changed"
         raise ArchiveError(f"{name}: {meaning} ({said})") from error
+
+
+def _code(error: BaseException | None) -> str | None:
+    """The SQLSTATE that PostgreSQL gave, if it gave one."""
+    code = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return None if code is None else str(code)
+
+
+def storable(values: dict[str, Any]) -> dict[str, Any]:
+    """Columns of an index row, as every database can hold them: text on PostgreSQL has no NUL.
+
+    What a record itself holds is JSON, where it is escaped already.
+    """
+    return {name: value.replace("\0", "\\x00") if isinstance(value, str) else value for name, value in values.items()}
 
 
 def row_dictionary(row: Any) -> dict[str, Any]:

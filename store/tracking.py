@@ -13,9 +13,10 @@ The protocol of ``--follow``, for the driver that starts it:
 
     stdout  ``ready`` once the store is there, or ``unreachable``; at the end a JSON object with the numbers
             of replays published, skipped (already there) and failed.
-    stdin   JSON objects, one a line: ``{"sweep": ID}`` if no SWEEP was given; for each scenario
-            ``{"records": [digest, ...]}``, the records of all its cases, which are in the archive by then;
-            at last ``{"end": true}``.
+    stdin   JSON objects, one a line. If no SWEEP was given, first ``{"sweep": ID, "archive": URL, "blobs":
+            FOLDER, "tracking": URI, "artifacts": FOLDER or empty}``: addresses may hold passwords, which
+            everybody can read on a command line. Then for each scenario ``{"records": [digest, ...]}``, the
+            records of all its cases, which are in the archive by then; at last ``{"end": true}``.
     stderr  sentences for people.
     exit    0, or 2 if MLflow could not be used. Standard input is read to its end in any case.
 
@@ -543,7 +544,7 @@ def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--sweep", metavar="ID", help="this sweep only")
     which.add_argument("--all", action="store_true", help="look at every run of every sweep, not only at those to do")
-    told = "publish while SWEEP runs, told by a driver on stdin; without SWEEP it is told that as well"
+    told = "publish while SWEEP runs, told by a driver on stdin; without SWEEP it is told everything there"
     which.add_argument("--follow", metavar="SWEEP", nargs="?", const="", help=told)
     parser.add_argument("--tracking", metavar="URI", default=TRACKING, help="MLflow store (default: %(default)s)")
     parser.add_argument(
@@ -678,15 +679,18 @@ class Orders:
                 return
 
 
-def awaited(stream: IO[str]) -> str | None:
-    """The sweep to follow, once the driver knows it; None if it ends without one.
+def awaited(stream: IO[str]) -> dict[str, Any] | None:
+    """The arguments of `publish`, once the driver knows the sweep; None if it ends without one.
 
     mlflow is imported meanwhile, which takes as long as the driver takes to plan.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_imported, daemon=True).start()
     try:
-        return str(json.loads(stream.readline())["sweep"])
+        told = json.loads(stream.readline())
+        artifacts = Path(told["artifacts"]) if told["artifacts"] else None
+        urls = {"archive": str(told["archive"]), "blobs": Path(told["blobs"]), "tracking": str(told["tracking"])}
+        return {"follow": str(told["sweep"]), "artifacts": artifacts, **urls}
     except (ValueError, LookupError, TypeError):
         return None
 

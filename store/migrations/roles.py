@@ -1,0 +1,122 @@
+"""Who may do what with an archive on PostgreSQL, set up by an administrator of its server.
+
+    python -m store.migrations.roles --archive URL --writer NAME [--reader NAME] [--owner NAME]
+
+Makes the archive's tables, or brings them to the newest revision. Then a role that nobody can log in as owns
+them, the writer may insert and read, and the reader may read. A role that is not there is made, without a
+login. Safe to repeat, which is wanted after every new revision. Exit status: 0 done, 2 nothing was changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from typing import Iterator, Sequence
+
+from sqlalchemy import Connection, text
+
+from store.database import VERSION_TABLE, Database
+from store.errors import ArchiveError
+from store.models import APPEND_ONLY, Base, Cell
+
+OWNER = "twofold_owner"
+
+_ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Set up the roles; gives the exit status."""
+    parser = argparse.ArgumentParser(
+        "python -m store.migrations.roles",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--archive", required=True, metavar="URL", help="the archive, as its administrator")
+    parser.add_argument("--writer", required=True, metavar="NAME", help="role that may insert and read")
+    parser.add_argument("--reader", metavar="NAME", help="role that may read")
+    parser.add_argument("--owner", default=OWNER, metavar="NAME", help="role that owns it (default: %(default)s)")
+    asked = parser.parse_args(arguments)
+    try:
+        grant(asked.archive, writer=asked.writer, reader=asked.reader, owner=asked.owner)
+    except ArchiveError as error:
+        print(f"store: {error}", file=sys.stderr)
+        return 2
+    reads = f", {asked.reader} may read" if asked.reader else ""
+    print(f"{asked.owner} owns the archive and cannot log in, {asked.writer} may insert and read{reads}")
+    return 0
+
+
+def grant(url: str, *, writer: str, reader: str | None = None, owner: str = OWNER) -> None:
+    """Give the archive at `url` to the owner, and to writer and reader what they may do.
+
+    Raises ArchiveError, changing nothing, if this user may not, or if a role could change evidence all the same.
+    """
+    roles = [owner, writer, *([reader] if reader is not None else [])]
+    for role in roles:
+        if _ROLE.fullmatch(role) is None or roles.count(role) > 1:
+            raise ArchiveError(f"{role!r} is no name for a role of its own: up to 63 letters, digits, _ . and -")
+    database = Database(url, create=True)
+    try:
+        if database.is_sqlite:
+            raise ArchiveError(f"{database.name} has no roles: whoever may write the file may add to the archive")
+        with database.writing() as connection:
+            schema = str(connection.scalar(text("SELECT current_schema()")))
+            for statement in _statements(schema, writer, reader, owner):
+                connection.exec_driver_sql(statement)
+            _insist(connection, schema, owner, [role for role in roles if role != owner])
+    finally:
+        database.close()
+
+
+def _statements(schema: str, writer: str, reader: str | None, owner: str) -> Iterator[str]:
+    others = [writer, *([reader] if reader is not None else [])]
+    for role in (owner, *others):
+        yield _unless(f"EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}')", f"CREATE ROLE {_name(role)} NOLOGIN")
+    # Without it this user could not hand the tables over, nor alter them at the next revision.
+    yield _unless(f"pg_has_role('{owner}', 'USAGE')", f"GRANT {_name(owner)} TO CURRENT_USER")
+    here, everybody = _name(schema), ", ".join(map(_name, others))
+    yield f"REVOKE CREATE ON SCHEMA {here} FROM PUBLIC, {everybody}"
+    yield f"GRANT USAGE, CREATE ON SCHEMA {here} TO {_name(owner)}"
+    yield f"GRANT USAGE ON SCHEMA {here} TO {everybody}"
+    for table in (*Base.metadata.tables, VERSION_TABLE):
+        yield f"ALTER TABLE {here}.{_name(table)} OWNER TO {_name(owner)}"
+        yield f"REVOKE ALL ON {here}.{_name(table)} FROM PUBLIC, {everybody}"
+        yield f"GRANT SELECT ON {here}.{_name(table)} TO {everybody}"
+    for table in (*APPEND_ONLY, Cell.__tablename__):
+        yield f"GRANT INSERT ON {here}.{_name(table)} TO {_name(writer)}"
+    yield f"REVOKE ALL ON SEQUENCE {here}.notes_id_seq FROM PUBLIC, {everybody}"
+    yield f"GRANT USAGE ON SEQUENCE {here}.notes_id_seq TO {_name(writer)}"
+    yield f"ALTER FUNCTION {here}.refuse_change() OWNER TO {_name(owner)}"
+
+
+def _insist(connection: Connection, schema: str, owner: str, others: Sequence[str]) -> None:
+    """What a role has by other ways would make all of it void."""
+    if connection.scalar(text("SELECT rolcanlogin OR rolsuper FROM pg_roles WHERE rolname = :owner"), {"owner": owner}):
+        raise ArchiveError(f"{owner} can log in, so it can take the guards away: name another as --owner")
+    ways = {
+        "is a superuser or may make roles": "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = :role",
+        f"is a member of {owner}": "SELECT pg_has_role(:role, :owner, 'MEMBER')",
+        "owns the database": "SELECT pg_has_role(:role, datdba, 'MEMBER') FROM pg_database "
+        "WHERE datname = current_database()",
+        "may make tables beside it": "SELECT has_schema_privilege(:role, :schema, 'CREATE')",
+        "may change rows by another grant": "SELECT bool_or(has_table_privilege(:role, oid, "
+        "'UPDATE, DELETE, TRUNCATE, TRIGGER')) FROM pg_class WHERE relkind = 'r' "
+        "AND relnamespace = current_schema()::regnamespace",
+    }
+    for role in others:
+        for way, question in ways.items():
+            if connection.scalar(text(question), {"role": role, "owner": owner, "schema": schema}):
+                raise ArchiveError(f"{role} {way}, so grants do not hold it: name another role, or take that away")
+
+
+def _unless(condition: str, statement: str) -> str:
+    return f"DO $do$ BEGIN IF NOT {condition} THEN {statement}; END IF; END $do$"
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

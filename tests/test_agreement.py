@@ -1,0 +1,531 @@
+"""Two replays get a rank, their tensors get numbers, and what was not compared is never called equal."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import random
+import struct
+from dataclasses import replace
+
+import pytest
+import samples
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.agreement import (
+    RANKS,
+    Allowance,
+    align,
+    allowances,
+    difference,
+    differences,
+    first_difference,
+    rank,
+    ulp,
+    values,
+)
+from experiments.record import SAMPLES, Observed, Operator, Replay, StateChange, sample_positions
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
+FLOATS = DTYPES[:4]
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def raw(tensor):
+    flat = tensor.contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+
+
+@pytest.fixture
+def bench():
+    return samples.Bench()
+
+
+def compared(bench, first, second, dtype="float32", other=None):
+    """Difference of two tensors given as lists of numbers."""
+    left, right = bench.tensor("output", "x", first, dtype), bench.tensor("output", "x", second, other or dtype)
+    return difference(left, right, bench.blobs.get)
+
+
+# Numbers out of bytes.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_what_torch_reads_from_the_same_bytes(dtype):
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 256, (4096,), dtype=torch.uint8, generator=generator)
+    made = (noise % 2).bool() if dtype == "bool" else noise.view(getattr(torch, dtype))
+    expected = made.to(torch.float64) if dtype != "int64" else made
+    read = values(raw(made), dtype)
+    assert len(read) == made.numel()
+    for ours, theirs in zip(read, expected.tolist(), strict=True):
+        assert ours == theirs or (math.isnan(ours) and math.isnan(theirs))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float8_e4m3fn", "nothing"])
+def test_a_dtype_without_numbers_says_so(dtype):
+    with pytest.raises(ValueError, match=f"{dtype} are compared by digest only"):
+        values(b"\0" * 16, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_one_ulp_is_the_step_to_the_next_number(dtype):
+    kind = getattr(torch, dtype)
+    for number in (1.0, 1.5, 2.0, 3.0, 0.125, 1024.0, torch.finfo(kind).tiny, 0.0, torch.finfo(kind).tiny * 4):
+        here = torch.tensor([number], dtype=kind)
+        step = torch.nextafter(here, torch.tensor([math.inf], dtype=kind)).double() - here.double()
+        assert ulp(number, dtype) == ulp(-number, dtype) == step.item(), number
+
+
+def test_one_ulp_at_a_subnormal_is_the_smallest_step():
+    assert ulp(1e-40, "float32") == 2.0**-149
+    assert ulp(5e-324, "float64") == 5e-324
+
+
+# One tensor against another.
+
+
+def test_equal_digests_need_no_content(bench):
+    """Records from elsewhere are compared even where their tensors were not brought along."""
+    one = bench.tensor("output", "x", [1.0, 2.0])
+    found = difference(one, one, lambda _: None)
+    assert (found.absolute, found.equal_bits, found.compared, found.elements) == (0.0, 2, 2, 2)
+    assert found.same_bits
+
+
+def test_a_difference_has_size_place_in_bits_and_ulps(bench):
+    found = compared(bench, [1.0, 2.0, -4.0], [1.0, 2.0 + 2**-21, -4.5])
+    assert (found.elements, found.compared, found.equal_bits) == (3, 3, 1)
+    assert found.absolute == 0.5
+    assert found.relative == 0.5 / 4.5
+    assert found.ulp == 2.0**20
+    assert found.distance is None
+    assert not found.same_bits
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_neighbours_are_one_ulp_apart_across_zero_too(dtype):
+    kind = getattr(torch, dtype)
+    zero = torch.zeros(1, dtype=kind)
+    least = torch.nextafter(zero, torch.ones(1, dtype=kind))
+    pairs = [(1.0, torch.nextafter(torch.ones(1, dtype=kind), zero).item()), (0.0, least.item())]
+    for first, second in pairs:
+        assert compared(samples.Bench(), [first], [second], dtype).ulp == 1
+    assert compared(samples.Bench(), [-least.item()], [least.item()], dtype).ulp == 2
+
+
+def test_zeros_of_both_signs_are_equal_numbers_of_other_bits(bench):
+    found = compared(bench, [0.0], [-0.0])
+    assert (found.absolute, found.relative, found.ulp, found.equal_bits) == (0.0, 0.0, 0.0, 0)
+    assert not found.same_bits
+
+
+def test_nan_on_one_side_only_is_an_infinite_difference(bench):
+    assert compared(bench, [math.nan, 1.0], [1.0, 1.0]).absolute == math.inf
+    assert compared(bench, [1.0, 1.0], [math.nan, 1.0]).absolute == math.inf
+    assert compared(bench, [1.0, math.nan], [2.0, math.nan]).absolute == 1.0
+
+
+@pytest.mark.xfail(strict=True, reason="two NaNs of other bits count as millions of units in the last place")
+def test_nan_on_both_sides_is_no_distance_in_ulps_either(bench):
+    quiet, negative = struct.pack("<I", 0x7FC00000), struct.pack("<I", 0xFFC00000)
+    one = bench.tensor("output", "x", [1.0])
+    first, second = (replace(one, digest=bench.keep(content)) for content in (quiet, negative))
+    found = difference(first, second, bench.blobs.get)
+    assert (found.absolute, found.ulp) == (0.0, 0.0)
+
+
+def test_infinities_agree_with_themselves_only(bench):
+    assert compared(bench, [math.inf, 1.0], [math.inf, 2.0]).absolute == 1.0
+    assert compared(bench, [math.inf], [-math.inf]).absolute == math.inf
+    assert compared(bench, [math.inf], [1.0]).absolute == math.inf
+
+
+def test_a_difference_from_nothing_but_zeros_is_infinite_in_proportion(bench):
+    assert compared(bench, [1.0], [0.0]).relative == math.inf
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "uint8"])
+def test_integers_and_flags_have_no_ulps(bench, dtype):
+    found = compared(bench, [1, 0, 1], [1, 1, 1], dtype)
+    assert (found.absolute, found.equal_bits) == (1, 2)
+    assert math.isnan(found.ulp)
+
+
+def test_bfloat16_is_compared_in_its_own_ulps(bench):
+    found = compared(bench, [1.0, 3.0], [1.0, 3.0 + 2**-6], "bfloat16")
+    assert (found.absolute, found.ulp, found.equal_bits) == (2**-6, 1, 1)
+
+
+def test_another_dtype_is_compared_by_value_in_ulps_of_the_first(bench):
+    """float32 against its float64 reference: no bits are equal, the error is exact."""
+    exact = [1 / 3, 2 / 3]
+    rounded = list(struct.unpack("<2f", struct.pack("<2f", *exact)))
+    found = compared(bench, rounded, exact, "float32", "float64")
+    assert found.absolute == max(abs(a - b) for a, b in zip(rounded, exact, strict=True))
+    assert 0 < found.ulp <= 0.5
+    assert found.equal_bits == 0
+    assert found.dtype == "float32"
+
+
+def test_equal_values_of_another_dtype_differ_by_nothing(bench):
+    found = compared(bench, [1.0, 2.0], [1.0, 2.0], "float32", "float64")
+    assert (found.absolute, found.ulp) == (0.0, 0.0)
+    assert not found.same_bits
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_without_its_content_a_tensor_is_not_compared(bench, missing):
+    pair = [bench.tensor("output", "x", [1.0]), bench.tensor("output", "x", [2.0])]
+    del bench.blobs[pair[missing].digest]
+    found = difference(*pair, bench.blobs.get)
+    assert found.compared == 0
+    assert math.isnan(found.absolute)
+    assert not found.same_bits
+
+
+def test_other_shapes_are_not_compared(bench):
+    first, second = bench.tensor("output", "x", [1.0, 2.0]), bench.tensor("output", "x", [1.0, 2.0], shape=(2, 1))
+    assert difference(first, second, bench.blobs.get).compared == 0
+
+
+@pytest.mark.xfail(strict=True, reason="comparing two complex tensors raises ValueError")
+def test_a_dtype_without_numbers_is_not_compared(bench):
+    """A scenario that observes a complex tensor would otherwise end the whole report."""
+    pair = [replace(bench.tensor("output", "x", [1.0, number], shape=(1,)), dtype="complex64") for number in (1, 2)]
+    found = difference(*pair, bench.blobs.get)
+    assert found.compared == 0
+    assert not found.same_bits
+
+
+@pytest.mark.xfail(strict=True, reason="nothing to compare counts as not compared")
+def test_two_empty_tensors_have_the_same_bits(bench):
+    empty = bench.tensor("output", "x", [])
+    assert difference(empty, empty, bench.blobs.get).same_bits
+
+
+@few
+@given(st.lists(st.tuples(st.floats(width=32), st.floats(width=32)), min_size=1, max_size=8))
+def test_a_difference_has_no_direction(pairs):
+    """Sizes and bits are those of the pair, whichever comes first."""
+    left, right = [a for a, _ in pairs], [b for _, b in pairs]
+    there, back = compared(samples.Bench(), left, right), compared(samples.Bench(), right, left)
+    assert (there.absolute, there.ulp, there.equal_bits) == (back.absolute, back.ulp, back.equal_bits)
+    assert (there.equal_bits == there.elements) == (samples.packed(left) == samples.packed(right))
+
+
+# Tensors too large to be kept.
+
+
+def sampled(bench, numbers, sketch=None):
+    whole = bench.tensor("gradient", "x", numbers)
+    kept = [numbers[place] for place in sample_positions(len(numbers))]
+    sketched = None if sketch is None else bench.keep(samples.packed(sketch, "float64"))
+    return replace(whole, whole=False, samples=bench.keep(samples.packed(kept)), sketch=sketched)
+
+
+def test_a_sampled_tensor_says_how_much_was_compared(bench):
+    numbers = [float(index) for index in range(5000)]
+    place = sample_positions(5000)[7]
+    other = [number + (2.0 if index == place else 0.0) for index, number in enumerate(numbers)]
+    found = difference(sampled(bench, numbers), sampled(bench, other), bench.blobs.get)
+    assert (found.elements, found.compared, found.equal_bits, found.absolute) == (5000, SAMPLES, SAMPLES - 1, 2.0)
+
+
+def test_a_difference_outside_the_sample_is_not_the_same_bits(bench):
+    """The digests differ, so the tensors do, even where every element that was kept is equal."""
+    numbers = [float(index) for index in range(5000)]
+    place = min(set(range(5000)) - set(sample_positions(5000)))
+    other = [number + (2.0 if index == place else 0.0) for index, number in enumerate(numbers)]
+    found = difference(sampled(bench, numbers, [0.0, 1.0]), sampled(bench, other, [3.0, 5.0]), bench.blobs.get)
+    assert found.absolute == 0.0
+    assert found.distance == 5.0
+    assert not found.same_bits
+
+
+def test_equal_sampled_tensors_have_the_same_bits(bench):
+    one = sampled(bench, [float(index) for index in range(5000)])
+    assert difference(one, one, bench.blobs.get).same_bits
+
+
+def test_a_whole_tensor_is_not_compared_with_a_sample(bench):
+    numbers = [float(index) for index in range(5000)]
+    found = difference(bench.tensor("gradient", "x", numbers[::-1]), sampled(bench, numbers), bench.blobs.get)
+    assert found.compared == 0
+
+
+# Tensors of two records.
+
+
+def test_only_outputs_and_gradients_that_both_have_are_compared(bench):
+    given_, out = bench.tensor("input", "q", [1.0]), bench.tensor("output", "x", [1.0])
+    first = bench.record(
+        samples.spec(), given_, out, bench.tensor("gradient", "q", [1.0]), bench.absent("gradient", "k")
+    )
+    second = bench.record(
+        samples.spec(), given_, bench.absent("gradient", "q"), out, bench.tensor("gradient", "k", [1.0])
+    )
+    assert [(one.role, one.name) for one in differences(first, second, bench.blobs.get)] == [("output", "x")]
+    assert differences(first, replace(second, observation=None), bench.blobs.get) == []
+
+
+# Rounding.
+
+
+def ruler(bench, numbers, exact, single=None, dtype="float32"):
+    """Reference and float64 reference of these values."""
+    first = [bench.tensor("output", "x", numbers, dtype)]
+    second = [bench.tensor("output", "x", exact, "float64")]
+    if single:
+        first.append(bench.tensor("output", "loss", [single[0]], dtype))
+        second.append(bench.tensor("output", "loss", [single[1]], "float64"))
+    return bench.record(samples.spec(), *first), bench.record(samples.spec(dtype="float64"), *second)
+
+
+def test_rounding_is_twice_what_the_reference_errs_and_its_last_place(bench):
+    allowed = allowances(*ruler(bench, [1.0, 2.0], [1.0, 2.25]), bench.blobs.get)["output", "x"]
+    assert allowed == Allowance(own_error=0.25, last_place=2.0**-22, carried=0.0)
+    assert allowed.total == 2 * (0.25 + 2.0**-22)
+
+
+def test_a_single_number_may_be_off_by_the_share_of_the_other_tensors(bench):
+    """A sum can be right by chance; its terms show what its rounding could be."""
+    allowed = allowances(*ruler(bench, [1.0, 2.0], [1.0, 2.25], single=(100.0, 100.0)), bench.blobs.get)
+    share = allowed["output", "x"].total / 2.0
+    assert allowed["output", "loss"].own_error == 0.0
+    assert allowed["output", "loss"].total == allowed["output", "loss"].carried == share * 100.0
+    assert allowed["output", "x"].carried == 0.0
+
+
+def test_a_single_number_alone_has_its_own_error_only(bench):
+    allowed = allowances(*ruler(bench, [1.0], [1.25]), bench.blobs.get)["output", "x"]
+    assert allowed.carried == 0.0
+    assert allowed.own_error == 0.25
+
+
+def test_what_cannot_be_measured_has_no_allowance(bench):
+    reference, exact = ruler(bench, [1.0, 2.0], [1.0, 2.25])
+    assert allowances(reference, exact, lambda _: None) == {}
+    assert allowances(replace(reference, observation=None), exact, bench.blobs.get) == {}
+
+
+# Operators.
+
+
+def op(name, shapes=((2, 2),), depth=0, thread=0):
+    return Operator(thread, depth, name, shapes)
+
+
+LISTED = [op("aten::mm"), op("aten::add"), op("aten::mul"), op("aten::add"), op("aten::sum")]
+
+
+def test_equal_lists_have_no_first_difference():
+    assert first_difference(LISTED, list(LISTED)) is None
+    assert first_difference([], []) is None
+    assert all(step.same for step in align(LISTED, LISTED))
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_an_inserted_operator_shifts_nothing(place):
+    longer = [*LISTED[:place], op("aten::relu"), *LISTED[place:]]
+    steps = align(LISTED, longer)
+    assert [step.right.name for step in steps if not step.same] == ["aten::relu"]
+    assert first_difference(LISTED, longer)[0] == place
+    found = first_difference(longer, LISTED)
+    assert found[0] == place
+    assert (found[1].left, found[1].right) == (op("aten::relu"), None)
+
+
+def test_another_shape_is_a_difference_at_its_place():
+    other = [*LISTED[:2], op("aten::mul", ((4, 1),)), *LISTED[3:]]
+    place, step = first_difference(LISTED, other)
+    assert place == 2
+    assert (step.left.shapes, step.right.shapes) == (((2, 2),), ((4, 1),))
+
+
+def test_a_replaced_operator_stands_beside_its_replacement():
+    other = [*LISTED[:2], op("aten::div"), *LISTED[3:]]
+    assert [(s.left.name, s.right.name) for s in align(LISTED, other) if not s.same] == [("aten::mul", "aten::div")]
+
+
+def test_an_operator_inside_another_is_not_the_same_as_one_outside():
+    assert first_difference([op("aten::mm")], [op("aten::mm", depth=1)]) is not None
+
+
+def test_aligning_keeps_every_operator_in_its_order():
+    generator = random.Random(0)
+    left, right = ([op(f"aten::{generator.choice('abc')}") for _ in range(30)] for _ in range(2))
+    steps = align(left, right)
+    assert [step.left for step in steps if step.left] == left
+    assert [step.right for step in steps if step.right] == right
+
+
+# The rank.
+
+
+def made(bench, *numbers, profiled=True, operators=None, **changes):
+    """A replay with an input, one output of these numbers, and a profiled pass with these operators."""
+    fields = {name: changes.pop(name) for name in ("observed", "state") if name in changes}
+    ended = changes.pop("ended", None)
+    tensors = (
+        bench.tensor("input", "q", [changes.pop("given", 1.0)]),
+        bench.tensor("output", "x", numbers or [1.0, 2.0]),
+    )
+    plain = bench.record(samples.spec(**changes), *tensors, ended=ended, **fields)
+    if not profiled:
+        return bench.replay(plain)
+    looked = bench.record(
+        samples.spec(pass_="profiled", **changes),
+        *tensors,
+        ended=ended,
+        operators={"forward": tuple(operators or LISTED)},
+    )
+    return bench.replay(plain, looked)
+
+
+ALLOWED = {("output", "x"): Allowance(own_error=0.25, last_place=0.0, carried=0.0)}
+
+
+def ranked(bench, first, second, allowed=None):
+    found = rank(first, second, bench.blobs.get, allowed)
+    back = rank(second, first, bench.blobs.get, allowed)
+    assert found.rank == back.rank
+    assert found.word == RANKS[found.rank]
+    return found
+
+
+def test_rank_1_identical(bench):
+    found = ranked(bench, made(bench), made(bench, repeat=1, sources="copied"))
+    assert (found.rank, found.rule, found.first) == (1, "the evidence digests are equal", "")
+
+
+def test_rank_2_equal_within_rounding(bench):
+    found = ranked(bench, made(bench, 1.0, 2.0), made(bench, 1.0, 2.5), ALLOWED)
+    assert (found.rank, found.first) == (2, "")
+    assert found.rule == "no tensor differs by more than the rounding that the float64 reference shows"
+    assert [one.absolute for one in found.differences] == [0.5]
+
+
+def test_rank_3_other_operators_same_outcome(bench):
+    found = ranked(bench, made(bench), made(bench, operators=[*LISTED[:2], op("aten::div"), *LISTED[3:]]))
+    assert (found.rank, found.rule) == (3, "an operator differs, no tensor beyond rounding")
+    assert {"aten::mul", "aten::div"} == set(found.first.partition(": ")[2].split(" against "))
+    assert found.first.startswith("forward, operator 2")
+
+
+def test_rank_4_different_tensors(bench):
+    found = ranked(bench, made(bench, 1.0, 2.0), made(bench, 1.0, 2.75), ALLOWED)
+    assert (found.rank, found.rule) == (4, "a tensor differs by more than rounding")
+    assert found.first == "output x differs by 0.75"
+
+
+def test_rank_4_without_a_measure_of_rounding(bench):
+    """No tolerance is assumed: without a float64 reference any other bit is a difference."""
+    assert ranked(bench, made(bench, 1.0, 2.0), made(bench, 1.0, 2.0 + 2**-22)).rank == 4
+
+
+def test_rank_4_of_a_value_that_the_case_observed(bench):
+    two, three = (made(bench, observed=(Observed("calls", count, "evidence", None),)) for count in (2, 3))
+    found = ranked(bench, two, three)
+    assert (found.rank, found.rule, found.first) == (4, "a value that the case observed differs", "observed differ")
+    left = made(bench, state=(StateChange("sdpa.math", True, False),))
+    assert ranked(bench, made(bench), left).first == "state differ"
+
+
+def test_rank_4_of_a_gradient_on_one_side_only(bench):
+    asked = samples.spec()
+    first = bench.replay(bench.record(asked, bench.tensor("gradient", "q", [1.0])))
+    second = bench.replay(bench.record(asked, bench.absent("gradient", "q")))
+    found = ranked(bench, first, second)
+    assert (found.rank, found.first) == (4, "other tensors are there, or of other shapes")
+
+
+def test_rank_5_different_outcome(bench):
+    found = ranked(bench, made(bench), made(bench, ended=samples.outcome("raised", "no")))
+    assert (found.rank, found.rule) == (5, "a pass ended otherwise")
+    assert "RuntimeError in backward: no" in found.first
+    assert "finished" in found.first
+
+
+def test_rank_5_of_another_message_and_of_a_profiled_pass_only(bench):
+    first, second = (made(bench, ended=samples.outcome("raised", text)) for text in ("[2, 4]", "[4, 2]"))
+    assert ranked(bench, first, second).rank == 5
+    whole = made(bench)
+    looked = bench.record(whole.records["profiled"].spec, ended=samples.outcome("died"))
+    found = ranked(bench, whole, bench.replay(whole.plain, looked))
+    assert (found.rank, found.first.partition(":")[0]) == (5, "profiled pass")
+
+
+@pytest.mark.parametrize(
+    ("other", "rule"),
+    [
+        ({"case": "another"}, "they answer different questions"),
+        ({"seed": 1}, "they answer different questions"),
+        ({"source": "0" * 64}, "they answer different questions"),
+        ({"profiled": False}, "they were looked at in different passes"),
+        ({"given": 2.0}, "the inputs differ"),
+    ],
+)
+def test_rank_6_cannot_compare(bench, other, rule):
+    found = ranked(bench, made(bench), made(bench, **other))
+    assert (found.rank, found.rule) == (6, rule)
+
+
+def test_rank_6_of_what_has_not_run(bench):
+    ended = replace(samples.outcome("not_run"), detail="cuda")
+    assert ranked(bench, made(bench), made(bench, ended=ended)).rule == "not run: cuda"
+    both = made(bench, ended=ended)
+    assert ranked(bench, both, both).rank == 6, "two that have not run do not agree"
+    whole = made(bench)
+    unseen = Replay({"profiled": whole.records["profiled"]})
+    assert ranked(bench, whole, unseen).rule == "a plain pass is missing"
+
+
+@pytest.mark.xfail(strict=True, reason="content that is missing counts as a difference beyond rounding")
+def test_rank_6_where_the_content_is_missing(bench):
+    """What could not be measured is not a finding."""
+    first, second = made(bench, 1.0, 2.0), made(bench, 1.0, 2.5)
+    assert rank(first, second, lambda _: None, ALLOWED).rank == 6
+
+
+@pytest.mark.xfail(strict=True, reason="only the tensors and values of the plain pass are looked at")
+def test_a_difference_in_the_profiled_pass_alone_is_not_rounding(bench):
+    first = made(bench)
+    second = bench.replay(first.plain, made(bench, 1.0, 900.0).records["profiled"])
+    assert ranked(bench, first, second, ALLOWED).rank == 4
+
+
+replays_ = st.fixed_dictionaries(
+    {
+        "numbers": st.lists(st.sampled_from([0.0, -0.0, 1.0, 1.5, math.nan, math.inf]), min_size=1, max_size=3),
+        "given": st.sampled_from([1.0, 1.0, 2.0]),
+        "ended": st.sampled_from([None, None, samples.outcome("raised", "a"), samples.outcome("timed_out")]),
+        "observed": st.sampled_from([(), (Observed("n", 1, "evidence", None),)]),
+        "operators": st.lists(st.sampled_from(LISTED), min_size=1, max_size=4),
+        "profiled": st.sampled_from([True, True, True, False]),
+    }
+)
+
+
+@few
+@given(replays_)
+def test_a_replay_is_identical_to_itself(fields):
+    bench = samples.Bench()
+    one = made(bench, *fields["numbers"], **{name: value for name, value in fields.items() if name != "numbers"})
+    assert rank(one, one, bench.blobs.get, ALLOWED).rank == 1
+
+
+@few
+@given(replays_, replays_, st.sampled_from([None, ALLOWED]))
+def test_the_rank_of_two_replays_has_no_direction(left, right, allowed):
+    bench = samples.Bench()
+    first, second = (
+        made(bench, *fields["numbers"], **{name: value for name, value in fields.items() if name != "numbers"})
+        for fields in (left, right)
+    )
+    found = ranked(bench, first, second, allowed)
+    assert (found.rank == 1) == (first.evidence_digest() == second.evidence_digest()), (
+        "identical means equal evidence, and nothing else does"
+    )
