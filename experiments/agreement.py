@@ -30,6 +30,7 @@ RANKS = {
 
 _FORMATS = {"float32": "f", "float64": "d", "float16": "e"}
 _INTEGERS = {"int8": "b", "uint8": "B", "bool": "B", "int16": "h", "int32": "i", "int64": "q"}
+_NUMBERS = {*_FORMATS, *_INTEGERS, "bfloat16"}
 _MANTISSA = {"float32": 23, "float64": 52, "float16": 10, "bfloat16": 7}
 """Bits of the fraction."""
 _SMALLEST = {"float32": -126, "float64": -1022, "float16": -14, "bfloat16": -126}
@@ -93,7 +94,7 @@ class Difference:
 
     @property
     def same_bits(self) -> bool:
-        return self.compared > 0 and self.equal_bits == self.compared == self.elements
+        return not math.isnan(self.absolute) and self.equal_bits == self.compared == self.elements
 
 
 def differences(ours: Record, theirs: Record, fetch: Fetch) -> list[Difference]:
@@ -119,7 +120,8 @@ def difference(ours: Tensor, theirs: Tensor, fetch: Fetch) -> Difference:
     if ours.digest == theirs.digest and ours.dtype == theirs.dtype and ours.shape == theirs.shape:
         return Difference(ours.role, ours.name, dtype, elements, elements, elements, 0.0, 0.0, 0.0, None)
     first, second = _content(ours, fetch), _content(theirs, fetch)
-    if first is None or second is None or ours.shape != theirs.shape or ours.whole != theirs.whole:
+    alike = ours.shape == theirs.shape and ours.whole == theirs.whole and {ours.dtype, theirs.dtype} <= _NUMBERS
+    if first is None or second is None or not alike:
         return Difference(ours.role, ours.name, dtype, elements, 0, 0, math.nan, math.nan, math.nan, None)
     return _compare(ours, theirs, first, second, fetch)
 
@@ -164,8 +166,8 @@ def _ulps(first: bytes, second: bytes, gaps: list[float], right: list[float], dt
     if dtype not in _MANTISSA:
         return math.nan
     if same:
-        pairs = zip(_ordered(first, dtype), _ordered(second, dtype))
-        return float(max((abs(a - b) for a, b in pairs), default=0))
+        steps = zip(_ordered(first, dtype), _ordered(second, dtype), gaps)
+        return float(max((abs(a - b) for a, b, gap in steps if gap), default=0))
     return max((gap / ulp(value, dtype) for gap, value in zip(gaps, right)), default=0.0)
 
 
@@ -293,15 +295,20 @@ def rank(
     outcome = _outcome_difference(ours, theirs)
     if outcome:
         return Agreement(5, "a pass ended otherwise", outcome, ())
-    first, second = ours.records["plain"], theirs.records["plain"]
-    found = tuple(differences(first, second, fetch))
-    tensors = _tensor_difference(first.observation, second.observation, found, allowed)
-    if tensors:
-        return Agreement(4, "a tensor differs by more than rounding", tensors, found)
+    pairs = [(ours.records[name], theirs.records[name]) for name in sorted(ours.records)]
+    found = tuple(differences(ours.records["plain"], theirs.records["plain"], fetch))
+    for first, second in pairs:
+        listed = differences(first, second, fetch)
+        lost = next((d for d in listed if math.isnan(d.absolute) and _present_equal(first, second)), None)
+        if lost is not None:
+            return Agreement(6, f"{lost.role} {lost.name} differs, its content is not at hand", "", found)
+        tensors = _tensor_difference(first.observation, second.observation, listed, allowed)
+        if tensors:
+            return Agreement(4, "a tensor differs by more than rounding", tensors, found)
     operators = _operator_difference(ours, theirs)
     if operators:
         return Agreement(3, "an operator differs, no tensor beyond rounding", operators, found)
-    other = _other_difference(first, second)
+    other = next((text for pair in pairs for text in [_other_difference(*pair)] if text), "")
     if other:
         return Agreement(4, "a value that the case observed differs", other, found)
     return Agreement(2, "no tensor differs by more than the rounding that the float64 reference shows", "", found)
@@ -352,6 +359,11 @@ def _tensor_difference(
         if not within:
             return f"{item.role} {item.name} differs by {item.absolute:.3g}"
     return ""
+
+
+def _present_equal(ours: Record, theirs: Record) -> bool:
+    first, second = ours.observation, theirs.observation
+    return first is not None and second is not None and _present(first) == _present(second)
 
 
 def _present(seen: Observation) -> list[tuple[str, str, str | None, tuple[int, ...] | None]]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import itertools
 import os
@@ -18,6 +19,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from .catalogue import Catalogue, Entry
+from .catalogue import labels as labels_of
 from .record import PASSES, Mark, Question, Setting, Spec, case_label
 
 
@@ -183,9 +185,12 @@ def plan(cfg: Config, catalogue: Catalogue) -> Plan:
     chosen = [entry for entry in catalogue.select(cfg.scenarios) if _in_suite(entry, cfg.suite)]
     devices = _devices(cfg, catalogue)
     whole = [entry for entry in chosen if entry.error is None]
+    _check_cases(cfg.cases, whole)
     specs = tuple(
         spec for entry in whole for listed in [_on(entry, devices, cfg)] for spec in (*listed, *_audited(listed, cfg))
     )
+    if not chosen:
+        raise ConfigError(f"suite={cfg.suite.value} holds none of scenarios={list(cfg.scenarios)}")
     if not specs and whole:
         raise ConfigError(f"no case matches cases={list(cfg.cases)}; `python -m experiments.catalogue` lists them")
     return Plan(
@@ -202,17 +207,29 @@ def _check(cfg: Config) -> None:
             raise ConfigError(f"{name}={value} runs nothing; give 1 or more, or null for the default")
     for name in ("timeout", "memory", "output", "disk", "keep"):
         limit = getattr(cfg.limits, name)
-        if limit is not None and limit <= 0:
+        if limit is not None and not limit > 0:
             raise ConfigError(f"limits.{name}={limit} leaves nothing; give a number above 0")
     if Pass.plain not in cfg.passes:
         raise ConfigError(f"passes={[one.value for one in cfg.passes]}: outcomes come from the plain pass; name it too")
     if not 0 <= cfg.isolation.sample <= 1:
         raise ConfigError(f"isolation.sample={cfg.isolation.sample}: a share is 0 to 1")
+    if not abs(cfg.seed) < 2**53:
+        raise ConfigError(f"seed={cfg.seed}: give a number below 2**53, which every record can carry")
     if not 0 <= cfg.hash_seed < 2**32:
         raise ConfigError(f"hash_seed={cfg.hash_seed}: Python takes 0 to {2**32 - 1}")
     python = cfg.environment.python
     if python and not Path(python).is_file():
         raise ConfigError(f"environment.python={python}: there is no such file")
+
+
+def _check_cases(patterns: Sequence[str], entries: Sequence[Entry]) -> None:
+    """A pattern that matches nothing is a slip of the pen, also beside one that does."""
+    labels = sorted({label for entry in entries for case in entry.cases for label in labels_of(case)})
+    for pattern in patterns if labels else ():
+        if not any(_matches(label, [pattern]) for label in labels):
+            near = difflib.get_close_matches(pattern, [*labels, *{label.partition("[")[0] for label in labels}], n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(f"no case matches {pattern!r}; {hint}`python -m experiments.catalogue` lists them")
 
 
 def _in_suite(entry: Entry, suite: Suite) -> bool:

@@ -32,7 +32,10 @@ def refusal(arguments: Sequence[str], conf: Path) -> str:
                 problem = _problem(override, known, conf)
                 if problem:
                     return problem
-            if not any(override.is_sweep_override() for override in overrides):
+            swept = [override for override in overrides if override.is_sweep_override()]
+            if swept and not {"-m", "--multirun"} & set(arguments):
+                return f"{swept[0].input_line} has several values; add -m to run each, or [...] to give a list"
+            if not swept:
                 OmegaConf.to_object(hydra.compose("config", overrides=texts))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         return _sentence(error)

@@ -48,7 +48,8 @@ class Publishing:
 
     def sweep(self, name: str, *, archive: str, blobs: str, tracking: str, artifacts: str) -> None:
         """The sweep is known, and the archive is there. What the addresses are is told here and not on the
-        command line, which everybody on the machine can read."""
+        command line, which everybody on the machine can read.
+        """
         self._told = True
         where = {"archive": archive, "blobs": blobs, "tracking": tracking, "artifacts": artifacts}
         self._tell({"sweep": name, **where})

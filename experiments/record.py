@@ -61,6 +61,8 @@ def _write(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, float):
         yield _float(value)
     elif isinstance(value, Mapping):
+        if len({printable(key) if isinstance(key, str) else key for key in value}) != len(value):
+            raise RecordError("two keys of an object print alike")
         yield "{"
         for index, key in enumerate(sorted(value, key=_utf16)):
             yield ("," if index else "") + _string(key) + ":"
@@ -130,7 +132,9 @@ def number(value: Any) -> float:
 def parse(text: str) -> Any:
     """The value of a JSON text. Raises RecordError for duplicate keys, bare NaN or absurd depth."""
     try:
-        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(
+            text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_int=_integer, parse_float=_finite
+        )
     except RecursionError:
         raise RecordError("nested too deep to read") from None
     except ValueError as error:
@@ -142,6 +146,18 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise RecordError("an object has the same key twice")
     return made
+
+
+def _integer(text: str) -> int | float:
+    """Integers from 2**53 are written as strings, so digits beyond it are a float's."""
+    return int(text) if abs(int(text)) < _LARGEST else _finite(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise RecordError(f"{text[:20]} is larger than any float")
+    return value
 
 
 def _no_constant(name: str) -> Any:
@@ -467,7 +483,8 @@ class Observation:
     outcome: Outcome
     tensors: tuple[Tensor, ...]
     operators: Mapping[str, tuple[Operator, ...]] | None
-    """By phase: forward, recomputation, backward. None except in the profiled pass."""
+    """By phase: forward, recomputation, backward. None except in the profiled pass; without recomputation
+    where it could not be marked, in a torch whose checkpoint is not known."""
     observed: tuple[Observed, ...]
     state: tuple[StateChange, ...]
     memory: tuple[Memory, ...]
@@ -517,13 +534,25 @@ class Outcome:
         return f"{self.type} in {self.phase}: {_without_accidents(head)}"
 
 
+_CODE = r"\.(?:py|so|cpp|h|cu|dll|pyd)\b(?::\d+)?"
+_PATHS = (
+    r"(?P<quote>['\"])(?:[A-Za-z]:\\|/)[^'\"\n]{0,4096}(?P=quote)",
+    # Folders may have spaces in them, but nothing beyond the first file of code belongs to the path.
+    r"(?:\b[A-Za-z]:|(?<![\w.]))(?:[/\\][\w.+ -]{1,255}?){0,40}?[/\\][\w.+-]{1,255}?" + _CODE,
+    r"(?<![\w.+-])[\w.+-]{0,255}(?:[/\\][\w.+-]{1,255}){1,40}?" + _CODE,
+    r"(?<![\w.:/\])}])/(?:[\w.+-]{1,255}/){1,40}[\w.+-]*",
+    r"\b[A-Za-z]:\\(?:[\w.+-]{1,255}\\){0,40}[\w.+-]+",
+)
+"""In quotes; of code, absolute and relative; of anything, absolute on Linux and Windows. Bounded, so that a
+long message takes no long time."""
+
+
 def _without_accidents(text: str) -> str:
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDRESS", text)
-    text = re.sub(
-        r"(?:[A-Za-z]:)?(?:[/\\][\w.+ -]+)*[/\\][\w.+-]+\.(?:py|so|cpp|h|cu|dll|pyd)\b(?::\d+)?", "PATH", text
-    )
+    for path in _PATHS:
+        text = re.sub(path, r"\g<quote>PATH\g<quote>" if "quote" in path else "PATH", text)
     text = re.sub(r"\bline \d+", "line N", text)
-    return re.sub(r"\b(pid|process)([ :=]+)\d+", r"\1\2N", text)
+    return re.sub(r"\b(pid|process)([ :=]+)\d+", r"\1\2N", text, flags=re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -643,12 +672,13 @@ class Record:
         _keys(data, "record", ("spec", "outcome", "observation", "ending", "evidence_digest"))
         try:
             record = _record(data)
+            found = {"evidence digest": record.evidence_digest(), "fingerprint": record.outcome.fingerprint()}
+            said = {"evidence digest": data["evidence_digest"], "fingerprint": data["outcome"]["fingerprint"]}
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise RecordError(f"not a record of schema {SCHEMA}: {type(error).__name__}: {error}") from None
-        if record.evidence_digest() != data["evidence_digest"]:
-            raise RecordError(
-                f"evidence digest is {record.evidence_digest()}, the record says {data['evidence_digest']}"
-            )
+        for name, value in found.items():
+            if value != said[name]:
+                raise RecordError(f"{name} is {value}, the record says {said[name]}")
         return record
 
 
@@ -763,9 +793,18 @@ def _keys(data: Any, what: str, names: Sequence[str]) -> None:
 
 def _object(data: Any, kind: Any, what: str) -> dict[str, Any]:
     """The fields of a dataclass out of a JSON object that has exactly them."""
-    names = {field.name.rstrip("_"): field.name for field in fields(kind)}
-    _keys(data, what, tuple(names))
-    return {names[key]: value for key, value in data.items()}
+    listed = {field.name.rstrip("_"): field for field in fields(kind)}
+    _keys(data, what, tuple(listed))
+    return {listed[key].name: _of_kind(value, listed[key].type, f"{key} of the {what}") for key, value in data.items()}
+
+
+def _of_kind(value: Any, kind: Any, what: str) -> Any:
+    """Integers from 2**53 come as text."""
+    if kind in ("int", "int | None") and isinstance(value, str):
+        if not re.fullmatch(r"-?[1-9][0-9]{15,}", value):
+            raise RecordError(f"{what} is {value!r}, which is no integer")
+        return int(value)
+    return value
 
 
 # Replays.

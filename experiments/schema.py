@@ -70,7 +70,7 @@ def _object(kind: Any) -> dict[str, Any]:
 def _type(hint: Any) -> dict[str, Any]:
     plain: dict[Any, dict[str, Any]] = {
         str: {"type": "string"},
-        int: {"type": ["integer", "string"]},
+        int: {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^-?[1-9][0-9]{15,}$"}]},
         bool: {"type": "boolean"},
         Any: {},
     }

@@ -9,6 +9,7 @@ Only the standard library is imported here, and nothing newer than Python 3.9.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Sequence
@@ -94,8 +95,19 @@ def contexts(replays: Sequence[Replay], fetch: Fetch) -> list[Context]:
 
 
 def _nearest(replay: Replay, candidates: Sequence[Replay]) -> Replay | None:
-    same = [other for other in candidates if other.spec.setting == replay.spec.setting]
-    return next(iter(same or candidates), None)
+    """Of the same machine before all, then of the same repeat and way of running; limits and attempts do not count."""
+    return min(candidates, key=lambda other: _distance(replay, other), default=None)
+
+
+def _distance(replay: Replay, other: Replay) -> tuple[bool, ...]:
+    ours, theirs = replay.spec.setting, other.spec.setting
+    names = ("environment", "interpreter", "variables", "repeat", "sources", "isolation", "hash_seed")
+    return (_machine(replay) != _machine(other), *(getattr(ours, name) != getattr(theirs, name) for name in names))
+
+
+def _machine(replay: Replay) -> str | None:
+    seen = [record.observation.machine for record in replay.records.values() if record.observation]
+    return seen[0] if seen else None
 
 
 def judge(replay: Replay, context: Context) -> Verdict:
@@ -164,7 +176,9 @@ def _judge(expected: Expectation, replay: Replay, record: Record, context: Conte
     if isinstance(expected, Peaks):
         return _peaks(expected, record)
     if isinstance(expected, StateDiffers):
-        changed = [change.name for change in (record.observation.state if record.observation else ())]
+        if record.observation is None:
+            return CANNOT_SAY, f"no observation, so no switches: {ending(record)}"
+        changed = [change.name for change in record.observation.state]
         return _says(expected.name in changed, f"switches left changed: {', '.join(changed) or 'none'}")
     if record.outcome.kind != "finished":
         return NOT_AS_EXPECTED, f"expected to finish: {ending(record)}"
@@ -215,7 +229,9 @@ def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[st
     listed = {
         phase: {operator.name for operator in operators} for phase, operators in profiled.observation.operators.items()
     }
-    if not listed.get("recomputation"):
+    if "recomputation" not in listed:
+        return CANNOT_SAY, "this torch's checkpoint is not known, so what was recomputed is not marked"
+    if not listed["recomputation"]:
         return NOT_AS_EXPECTED, "nothing was recomputed"
     forward, again = expected.operator in listed.get("forward", ()), expected.operator in listed["recomputation"]
     first, second = ("in" if there else "not in" for there in (forward, again))
@@ -254,7 +270,7 @@ def _compared(expected: Agrees | Differs, record: Record, context: Context) -> t
     found = differences(record, reference, context.fetch)
     if _gradients(record) != _gradients(reference):
         return (AS_EXPECTED if isinstance(expected, Differs) else NOT_AS_EXPECTED), "other inputs get a gradient"
-    if not found or any(not item.compared for item in found):
+    if not found or any(math.isnan(item.absolute) for item in found) or _outputs(record) != _outputs(reference):
         return CANNOT_SAY, "tensors are missing or of other shapes than the reference's"
     largest = max(found, key=lambda item: item.absolute)
     shown = f"largest difference {largest.absolute:.3g} in {largest.role} {largest.name}"
@@ -270,13 +286,20 @@ def _gradients(record: Record) -> list[str]:
     return [t.name for t in (seen.tensors if seen else ()) if t.role == "gradient" and t.digest is not None]
 
 
+def _outputs(record: Record) -> list[str]:
+    seen = record.observation
+    return [t.name for t in (seen.tensors if seen else ()) if t.role == "output"]
+
+
 def _within(record: Record, reference: Record, context: Context, shown: str) -> tuple[str, str]:
     """Right to rounding: against float64 the case errs at most twice as much as the reference does."""
     exact = context.float64.plain if context.float64 is not None else None
     if exact is None or exact.outcome.kind != "finished":
         return CANNOT_SAY, f"{shown}; the float64 reference has not finished, so rounding is not known"
     allowed = allowances(reference, exact, context.fetch)
-    for item in differences(record, exact, context.fetch):
+    measured = {(item.role, item.name): item for item in differences(record, exact, context.fetch)}
+    for own in differences(record, reference, context.fetch):
+        item = measured.get((own.role, own.name), own)
         limit = allowed.get((item.role, item.name))
         if limit is None:
             return CANNOT_SAY, f"{shown}; no float64 value of {item.role} {item.name}"

@@ -14,6 +14,7 @@ from experiments.agreement import Fetch, differences, rank
 from experiments.record import Record, Replay, digest, machine_identity
 from experiments.verdict import (
     AS_EXPECTED,
+    NOT_AS_EXPECTED,
     NOT_TESTED,
     REFUTED,
     SUPPORTED,
@@ -128,7 +129,7 @@ def _shapes(evidence: Evidence) -> Ruling:
 def _passes(case: str) -> Callable[[Evidence], Ruling]:
     def decide(evidence: Evidence) -> Ruling:
         found = evidence.of(NOTE, case)
-        holds = [record.outcome.kind == "finished" for record in _plain(found)]
+        holds = [record.outcome.kind == "finished" and _has_gradients(record) for record in _plain(found)]
         return _ruling(holds, f"finished with gradients: {_of(holds)}", _digests(found))
 
     return decide
@@ -152,6 +153,9 @@ def _exact_repairs(evidence: Evidence) -> Ruling:
     found = evidence.of(NOTE, *REPAIRS)
     holds = [_no_difference(replay, context, evidence.fetch) for replay, context in found]
     reason = f"output and all three gradients have the reference's bits, so differ by exactly 0: {_of(holds)}"
+    lacking = sorted(set(REPAIRS) - {replay.spec.question.case for replay, _ in found})
+    if found and lacking:
+        holds, reason = [*holds, False], f"{reason}; not run: {', '.join(lacking)}"
     return _ruling(holds, reason, [*_digests(found), *_references(found)])
 
 
@@ -180,7 +184,7 @@ def _names(replay: Replay, phase: str) -> set[str]:
 
 
 def _three_agree(evidence: Evidence) -> Ruling:
-    found = evidence.of(NOTE, BROKEN, *REPAIRS)
+    found = [pair for pair in evidence.of(NOTE, BROKEN, *REPAIRS) if pair[0].spec.setting.isolation == "fresh"]
     groups: dict[tuple[str, str], list[Replay]] = {}
     for replay, _ in found:
         groups.setdefault((replay.spec.question.case_digest(), _machine(replay)), []).append(replay)
@@ -207,7 +211,9 @@ def _sources(replay: Replay) -> dict[str, str]:
 def _explicit(evidence: Evidence) -> Ruling:
     found = evidence.of(NOTE, BROKEN)
     holds = [record.outcome.kind == "raised" and not _has_gradients(record) for record in _plain(found)]
-    silent = [pair for pair in evidence.of(SILENT, BROKEN) if judge(*pair).word == AS_EXPECTED]
+    beside_it = [(pair, judge(*pair)) for pair in evidence.of(SILENT, BROKEN)]
+    silent = [pair for pair, verdict in beside_it if verdict.word == AS_EXPECTED]
+    corrupt = [(pair, verdict) for pair, verdict in beside_it if verdict.word == NOT_AS_EXPECTED]
     reason = f"an exception, and no gradient is left behind: {_of(holds)}"
     beside = "; ".join(_silently(silent, evidence.fetch))
     if beside:
@@ -215,7 +221,10 @@ def _explicit(evidence: Evidence) -> Ruling:
             ". Beside it: with use_reentrant=True the same change of policy is silent. It is a change of policy "
             f"within rounding, not corruption: {beside}"
         )
-    return _ruling(holds, reason, [*_digests(found), *_digests(silent)])
+    if corrupt and holds:
+        holds = [*holds, False]
+        reason += f". Not so with use_reentrant=True: {'; '.join(corrupt[0][1].reasons)}"
+    return _ruling(holds, reason, [*_digests(found), *_digests(silent), *_digests([pair for pair, _ in corrupt])])
 
 
 def _has_gradients(record: Record) -> bool:
@@ -255,7 +264,8 @@ def _fresh(evidence: Evidence) -> Ruling:
 def _documented(evidence: Evidence) -> Ruling:
     found = evidence.of(NOTE, "documented")
     told = [{o.name: o.value for o in record.observation.observed} for record in _plain(found) if record.observation]
-    holds = [all(value is True for name, value in one.items() if name.startswith("warns")) for one in told]
+    warned = [[value for name, value in one.items() if name.startswith("warns")] for one in told]
+    holds = [bool(values) and all(value is True for value in values) for values in warned]
     quoted = sorted({str(one.get("sha256 of the docstring"))[:12] for one in told})
     reason = (
         f"docs.pytorch.org/docs/stable/checkpoint.html; the installed docstring (SHA-256 {', '.join(quoted)}) "

@@ -5,11 +5,12 @@ Text that comes from records is shown as code, so nothing in it can become marku
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import Any, Mapping, Sequence
 
 from experiments.agreement import RANKS, Step
-from experiments.record import Operator, Replay, digest
+from experiments.record import Operator, Replay, digest, printable
 from experiments.verdict import Ruling
 from reports.claims import Claim
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
@@ -68,7 +69,12 @@ def _verdicts(comparison: Comparison) -> list[str]:
     scenarios = list(dict.fromkeys(case.scenario for case in comparison.cases))
     grouped = {name: [case for case in comparison.cases if case.scenario == name] for name in scenarios}
     rows = [_scenario_row(name, cases, comparison) for name, cases in grouped.items()]
-    lines = ["## Verdicts", "", f"Replays: {', '.join(f'{counts[word]} {word}' for word in sorted(counts))}.", ""]
+    lines = [
+        "## Verdicts",
+        "",
+        f"Replays: {', '.join(f'{counts[word]} {word}' for word in sorted(counts)) or 'none'}.",
+        "",
+    ]
     lines += table(("what goes wrong", "scenario", "broken", "repairs", "controls", "verdict"), rows)
     for name, cases in grouped.items():
         lines += ["", *_folded(f"Cases of {name}", _cases(cases))]
@@ -101,7 +107,7 @@ def _row(case: Case) -> list[str]:
     record = case.first.replay.plain
     return [
         code(case.label),
-        case.first.replay.spec.mark.role,
+        _prose(case.first.replay.spec.mark.role),
         "; ".join(code(text) for text in case.endings),
         "; ".join(dict.fromkeys(one.verdict.word for one in case.judged)),
         str(len(case.judged)),
@@ -257,7 +263,7 @@ def _numbers_row(row: Numbers) -> list[str]:
     item = row.against_reference
     return [
         f"{code(row.case.scenario.rpartition('/')[2])} {code(row.case.label)}",
-        f"{item.role} {code(item.name)}",
+        f"{_prose(item.role)} {code(item.name)}",
         f"{item.absolute:.3g}",
         f"{item.ulp:.3g}",
         f"{item.equal_bits} of {item.compared}" + ("" if item.compared == item.elements else f" (of {item.elements})"),
@@ -342,7 +348,7 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             found.update(_flat(value, f"{prefix}{name}."))
         else:
             text = str(value)
-            found[prefix + name] = f"SHA-256 {digest(text)[:SHOWN]}" if "\n" in text else text
+            found[prefix + name] = f"SHA-256 {digest(printable(text))[:SHOWN]}" if "\n" in text else text
     return found
 
 
@@ -357,7 +363,7 @@ def _builds(comparison: Comparison) -> list[str]:
     for text, name in texts.items():
         lines += [
             "",
-            f"<details><summary>torch.{name}, SHA-256 {digest(text)[:SHOWN]}</summary>",
+            f"<details><summary>torch.{_html(name)}, SHA-256 {digest(printable(text))[:SHOWN]}</summary>",
             "",
             block(text, 20000),
         ]
@@ -373,7 +379,7 @@ def _repeat(replays: Sequence[Replay]) -> list[str]:
         "In a clone, `make run-all` runs everything and writes a report like this one. One scenario at a time:",
         "",
         "```sh",
-        *(f"make run-all SCENARIO='{name}'" for name in names),
+        *(f"make run-all {_argument('SCENARIO', name)}" for name in names),
         "```",
     ]
     broken = next((r for r in replays if r.spec.mark.role == "broken"), None)
@@ -384,10 +390,15 @@ def _repeat(replays: Sequence[Replay]) -> list[str]:
             "One case, to paste anywhere:",
             "",
             "```sh",
-            f"make snippet SCENARIO={question.scenario} CASE='{question.label()}'",
+            f"make snippet {_argument('SCENARIO', question.scenario)} {_argument('CASE', question.label())}",
             "```",
         ]
     return lines
+
+
+def _argument(name: str, value: str) -> str:
+    """For a shell, on one line, whatever the value holds."""
+    return f"{name}={shlex.quote(visible(value))}"
 
 
 def _digests(replays: Sequence[Replay]) -> list[str]:

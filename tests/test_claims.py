@@ -236,7 +236,6 @@ def test_a3_to_a5_need_the_repair_to_finish(name, case):
     assert Note().repairs(names=[other]).word(name) == NOT_TESTED
 
 
-@pytest.mark.xfail(strict=True, reason='the reason says "with gradients" and nobody looks for one')
 def test_a3_needs_gradients():
     note = Note()
     note.add(note.spec(REPAIRS[0]), *[note.bench.absent("gradient", name) for name in NAMES])
@@ -276,7 +275,6 @@ def test_a7_cannot_rest_on_a_reference_that_has_not_run():
     assert note.word("A7") == REFUTED or note.word("A7") == NOT_TESTED
 
 
-@pytest.mark.xfail(strict=True, reason="repairs that were not run are not missed")
 def test_a7_is_about_all_three_repairs():
     """The claim says A3 to A5; one of them is a part."""
     assert Note().repairs(names=REPAIRS[:1]).word("A7") == SUPPORTED_IN_PART
@@ -339,7 +337,6 @@ def test_a9_looks_at_the_digests_of_the_copied_sources():
     assert note.word("A9") == NOT_TESTED
 
 
-@pytest.mark.xfail(strict=True, reason="forks of a warm interpreter are counted as fresh processes")
 def test_a9_is_about_fresh_processes():
     """The note's records are of fresh processes, and so says the reason."""
     assert Note().broken(isolation="forked").word("A9") == NOT_TESTED
@@ -386,7 +383,6 @@ def test_a10_without_silent_replays_says_nothing_of_them():
     assert "use_reentrant" not in Note().broken().ruling("A10").reason
 
 
-@pytest.mark.xfail(strict=True, reason="silent replays that are not as expected are left out without a word")
 def test_a10_does_not_hide_a_silent_replay_beyond_rounding():
     """That would be the silent corruption which the claim denies."""
     ruling = Note().broken().silent((1.0, 900.0)).ruling("A10")
@@ -414,7 +410,6 @@ def test_a12_quotes_the_page_and_the_digest_of_the_docstring():
     assert documented(Note(), True, False).word("A12") == REFUTED
 
 
-@pytest.mark.xfail(strict=True, reason="of no observed value all are true")
 def test_a12_is_not_supported_by_a_process_that_saw_nothing():
     assert Note().once("documented", ended=samples.outcome("raised", "no docstring")).word("A12") != SUPPORTED
 
@@ -442,7 +437,6 @@ def test_a13_is_supported_by_one_machine_that_differs():
     assert "2 different outcomes among 2 machines" in ruling.reason
 
 
-@pytest.mark.xfail(strict=True, reason="replays of one machine are judged against another machine's reference")
 @pytest.mark.parametrize("name", ["A6", "A7"])
 def test_each_machine_is_judged_against_its_own_reference(name):
     """Of all sweeps together, as `claims --all` has them: machines round differently, and each agrees with itself."""

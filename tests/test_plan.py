@@ -422,7 +422,7 @@ def test_only_the_references_of_the_chosen_cases_are_run():
 
 
 def test_no_case_at_all_is_refused():
-    with pytest.raises(ConfigError, match=r"no case matches cases=\['nothing'\]"):
+    with pytest.raises(ConfigError, match="no case matches 'nothing'"):
         plan(config(cases=["nothing"]), listed())
 
 
@@ -442,7 +442,6 @@ def test_a_broken_file_stops_nobody_else():
     assert (alone.specs, len(alone.broken)) == ((), 1)
 
 
-@pytest.mark.xfail(strict=True, reason="an empty plan is called broken scenarios")
 def test_a_suite_that_holds_nothing_of_the_choice_is_refused():
     """suite=quick scenarios=[attention/*] ends with "every chosen scenario is broken"; none is."""
     with pytest.raises(ConfigError, match="quick"):
@@ -481,7 +480,6 @@ def test_a_value_that_runs_nothing_is_refused_in_a_sentence(changes, text):
     assert "\n" not in message
 
 
-@pytest.mark.xfail(strict=True, reason="it is planned, and does something else than it says or nothing")
 @pytest.mark.parametrize(
     "changes",
     [{"seed": 2**53}, {"seed": -(2**70)}, {"limits__timeout": float("nan")}],
@@ -567,7 +565,6 @@ def test_what_cannot_be_composed_is_refused_in_one_sentence(arguments, texts):
         assert text in said
 
 
-@pytest.mark.xfail(strict=True, reason="Hydra refuses it in its own words, with exit status 1")
 def test_several_values_without_a_multirun_are_refused():
     assert "-m" in refusal(["seed=1,2"], CONF)
 

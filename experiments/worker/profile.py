@@ -52,6 +52,8 @@ class Profile:
                 torch.cuda.synchronize()
             profiler.stop()
             self.operators = _listed(profiler.events() or [])
+            if not regions.known():
+                del self.operators["recomputation"]
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -61,14 +61,28 @@ class _Reentrant:
         return self._original.apply(run, *arguments)
 
 
+_HOOKS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("_checkpoint_without_reentrant_generator_impl", _generator),  # what `checkpoint` calls from torch 2.14 on
+    ("_checkpoint_without_reentrant_generator", _generator),  # up to 2.13; later, who calls it calls the other
+    ("CheckpointFunction", _Reentrant),
+)
+
+
+def known() -> bool:
+    """Whether this torch has what the marks hang on. If not, nobody can tell what was recomputed."""
+    return hasattr(module, "CheckpointFunction") and any(hasattr(module, name) for name, _ in _HOOKS[:2])
+
+
 @contextlib.contextmanager
 def marked() -> Iterator[None]:
     """Within the block, both kinds of checkpoint leave their marks in the profile."""
-    generator, function = module._checkpoint_without_reentrant_generator, module.CheckpointFunction  # noqa: SLF001
-    module._checkpoint_without_reentrant_generator = _generator(generator)  # noqa: SLF001
-    module.CheckpointFunction = _Reentrant(function)  # type: ignore[assignment, misc]
+    there = [(name, getattr(module, name)) for name, _ in _HOOKS if hasattr(module, name)]
+    if there and there[0][0] == _HOOKS[0][0]:
+        there = [pair for pair in there if pair[0] != _HOOKS[1][0]]
+    for name, original in there:
+        setattr(module, name, dict(_HOOKS)[name](original))
     try:
         yield
     finally:
-        module._checkpoint_without_reentrant_generator = generator  # noqa: SLF001
-        module.CheckpointFunction = function  # type: ignore[misc]
+        for name, original in there:
+            setattr(module, name, original)

@@ -1,0 +1,30 @@
+"""Makes every new tensor one without content."""
+
+import torch
+
+from experiments.scenario import Scenario, agrees
+
+ENDS = {
+    "kind": "finished",
+    "phase": None,
+    "detail": "",
+    "state": ["default_device", "flush_denormal"],
+}
+
+scenario = Scenario(source="a fault made for the tests")
+
+
+@scenario.inputs
+def inputs(seed):
+    return {"weight": (torch.arange(1, 9, dtype=torch.float32) / 16).requires_grad_()}
+
+
+@scenario.reference
+def squares(weight):
+    return weight.square().sum()
+
+
+@scenario.control(agrees(bitwise=True), why="it hurts the runner, not the calculation")
+def hurts(weight):
+    torch.set_default_device("meta")
+    return weight.square().sum()

@@ -1,0 +1,32 @@
+"""Never returns: SIGTERM at the time limit ends it."""
+
+import time
+
+import torch
+
+from experiments.scenario import Scenario, hangs
+
+ENDS = {
+    "kind": "timed_out",
+    "phase": "forward",
+    "detail": "after 6 seconds",
+    "signal": "SIGTERM",
+}
+
+scenario = Scenario(source="a fault made for the tests")
+
+
+@scenario.inputs
+def inputs(seed):
+    return {"weight": (torch.arange(1, 9, dtype=torch.float32) / 16).requires_grad_()}
+
+
+@scenario.reference
+def squares(weight):
+    return weight.square().sum()
+
+
+@scenario.control(hangs(), why="it hurts the runner, not the calculation", timeout=6)
+def hurts(weight):
+    while True:
+        time.sleep(60)

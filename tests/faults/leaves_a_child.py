@@ -1,0 +1,36 @@
+"""Finishes, and leaves a child of its group that would live on."""
+
+import os
+import time
+
+import torch
+
+from experiments.scenario import Scenario, agrees
+
+ENDS = {
+    "kind": "finished",
+    "phase": None,
+    "detail": "",
+}
+
+scenario = Scenario(source="a fault made for the tests")
+
+
+@scenario.inputs
+def inputs(seed):
+    return {"weight": (torch.arange(1, 9, dtype=torch.float32) / 16).requires_grad_()}
+
+
+@scenario.reference
+def squares(weight):
+    return weight.square().sum()
+
+
+@scenario.control(agrees(bitwise=True), why="it hurts the runner, not the calculation")
+def hurts(weight):
+    child = os.fork()
+    if child == 0:
+        while True:
+            time.sleep(60)
+    print("left", child, flush=True)
+    return weight.square().sum()

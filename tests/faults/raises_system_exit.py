@@ -1,0 +1,29 @@
+"""Raises SystemExit(0)."""
+
+import torch
+
+from experiments.scenario import Scenario, raises
+
+ENDS = {
+    "kind": "raised",
+    "phase": "forward",
+    "type": "SystemExit",
+    "message": "0",
+}
+
+scenario = Scenario(source="a fault made for the tests")
+
+
+@scenario.inputs
+def inputs(seed):
+    return {"weight": (torch.arange(1, 9, dtype=torch.float32) / 16).requires_grad_()}
+
+
+@scenario.reference
+def squares(weight):
+    return weight.square().sum()
+
+
+@scenario.control(raises("SystemExit"), why="it hurts the runner, not the calculation")
+def hurts(weight):
+    raise SystemExit(0)

@@ -1,0 +1,33 @@
+"""Stops itself with SIGSTOP: SIGTERM waits, SIGKILL does not."""
+
+import os
+import signal
+
+import torch
+
+from experiments.scenario import Scenario, hangs
+
+ENDS = {
+    "kind": "timed_out",
+    "phase": "forward",
+    "detail": "after 6 seconds",
+    "signal": "SIGKILL",
+}
+
+scenario = Scenario(source="a fault made for the tests")
+
+
+@scenario.inputs
+def inputs(seed):
+    return {"weight": (torch.arange(1, 9, dtype=torch.float32) / 16).requires_grad_()}
+
+
+@scenario.reference
+def squares(weight):
+    return weight.square().sum()
+
+
+@scenario.control(hangs(), why="it hurts the runner, not the calculation", timeout=6)
+def hurts(weight):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return weight.square().sum()
