@@ -82,7 +82,8 @@ class Catalogue:
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    families = {f"{one.rpartition('/')[0]}/*" for one in known}
+    near = difflib.get_close_matches(name, [*known, *sorted(families)], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"no {what} matches {name!r}; {hint}`python -m experiments.catalogue` lists all {len(known)}"
 

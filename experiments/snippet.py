@@ -205,6 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1729, help="seed of the inputs (default: %(default)s)")
     options = parser.parse_args(arguments)
     try:
+        if not (options.scenario and options.case):
+            raise CatalogueError("name a scenario and a case, as in make snippet SCENARIO=family/name CASE=name")
         entries = catalogue.cached().select([options.scenario])
         if entries[0].error is not None:
             raise CatalogueError(f"{entries[0].name} is broken: {entries[0].error}")
