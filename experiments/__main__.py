@@ -34,7 +34,7 @@ from experiments.engine.forks import Forks
 from experiments.overrides import refusal
 from experiments.progress import Bar, console, say
 from experiments.publishing import Publishing
-from experiments.record import Record, Replay, Spec, digest, replays
+from experiments.record import Record, RecordError, Replay, Spec, digest, replays
 from experiments.verdict import NOT_AS_EXPECTED, Verdict, contexts, judge
 from reports import files
 from store.archive import Archive, ArchiveError, Sweep
@@ -53,7 +53,11 @@ def main() -> None:
     if refused:
         say(f"experiments: {refused}")
         sys.exit(2)
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
+    except KeyboardInterrupt:
+        say("interrupted before anything was run")
+        sys.exit(130)
     sys.exit(max(_statuses, default=0))
 
 
@@ -189,8 +193,15 @@ def _recovered(archive: Archive, place: _Place) -> set[str]:
     """Take in what a driver that was killed had composed and not archived, and clear its folder."""
     taken: set[str] = set()
     for path in sorted(place.folder.glob("*/record.json")):
-        archive.add(path.parent, place.sweep.id)
-        taken.add(Record.from_text(path.read_text(encoding="utf-8")).spec.digest())
+        try:
+            archive.add(path.parent, place.sweep.id)
+            taken.add(Record.from_text(path.read_text(encoding="utf-8")).spec.digest())
+        except (ArchiveError, RecordError) as error:
+            # The machine may have stopped before all of it was on disk. The case is run again.
+            aside = place.folder.parent / "unreadable" / path.parent.name
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.move(path.parent, aside)
+            say(f"what an earlier run left cannot be taken in, and is kept in {aside}: {error}")
     shutil.rmtree(place.folder, ignore_errors=True)
     place.folder.mkdir(parents=True)
     return taken

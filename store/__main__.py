@@ -1,4 +1,4 @@
-"""The archive from the command line: list, show, check, add, note, export, publish.
+"""The archive from the command line: list, show, check, add, note, export, grant, publish.
 
 Results go to stdout, everything else to stderr. Exit status: 0 as expected, 1 something does not match or
 could not be published, 2 the command could not run.
@@ -18,6 +18,7 @@ from store.archive import Archive
 from store.bundle import add_bundle, check_bundle, export
 from store.cells import read_record, wanted
 from store.errors import ArchiveError
+from store.roles import OWNER, grant
 
 ARCHIVE = "sqlite:///outputs/archive.db"
 
@@ -55,6 +56,15 @@ def _parser(*, publishing: bool) -> argparse.ArgumentParser:
 
     _listing(add)
     _adding(add)
+    made = add(
+        "grant",
+        _grant,
+        "Set up who may do what with an archive on PostgreSQL",
+        "  python -m store grant --archive postgresql://admin@host/archive --writer lab --reader everybody",
+    )
+    made.add_argument("--writer", required=True, metavar="NAME", help="role that may insert and read")
+    made.add_argument("--reader", metavar="NAME", help="role that may read")
+    made.add_argument("--owner", default=OWNER, metavar="NAME", help="role that owns it (default: %(default)s)")
     made = add("publish", _publish, "Bring MLflow up to date with the archive", "  python -m store publish")
     if publishing:
         # mlflow takes seconds to import, so the other commands do without.
@@ -220,6 +230,13 @@ def _export(asked: argparse.Namespace) -> int:
         export(archive, digests, asked.file)
     made = shown.as_json({"file": str(asked.file), "records": digests}) if asked.json else f"{asked.file}\n"
     print(made, end="")
+    return 0
+
+
+def _grant(asked: argparse.Namespace) -> int:
+    grant(asked.archive, writer=asked.writer, reader=asked.reader, owner=asked.owner)
+    reads = f", {asked.reader} may read" if asked.reader else ""
+    print(f"{asked.owner} owns the archive and cannot log in, {asked.writer} may insert and read{reads}")
     return 0
 
 

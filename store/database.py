@@ -109,7 +109,7 @@ class Database:
             found = f"has revision {revision!r}" if revision else "holds no archive yet"
             raise ArchiveError(
                 f"{self.name} {found}, this version needs {head!r}, and this user may not make tables: an "
-                "administrator runs `python -m store.migrations.roles` (store/README.md, PostgreSQL), then try again"
+                "administrator runs `python -m store grant` (store/README.md, PostgreSQL), then try again"
             ) from error.__cause__
 
     def _revision(self, connection: Connection, scripts: ScriptDirectory) -> str | None:

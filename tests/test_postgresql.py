@@ -27,8 +27,8 @@ from test_archive import COLUMNS, MACHINE, add, checks, filled, flip, named, rev
 
 import store.database
 from experiments.record import digest
+from store.__main__ import main as store_main
 from store.archive import Archive, ArchiveError
-from store.migrations import roles as grants
 from store.models import APPEND_ONLY, Base, DocumentRow
 from store.sweeps import Sweep
 
@@ -263,7 +263,7 @@ def test_check_names_a_guard_that_was_weakened(archive, database, weakening, say
 
 
 def granting(database, *arguments):  # noqa: F811
-    return grants.main(["--archive", database.url(), *arguments])
+    return store_main(["grant", "--archive", database.url(), *arguments])
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_an_administrator_need_not_be_a_superuser(cluster, tmp_path):  # noqa: F
     cluster.execute(f"CREATE ROLE {boss} LOGIN CREATEROLE", f"CREATE ROLE {writer} LOGIN")
     cluster.execute(f"ALTER DATABASE {made.name} OWNER TO {boss}")
     for _ in range(2):
-        assert grants.main(["--archive", made.url(boss), "--writer", writer, "--owner", owner]) == 0
+        assert store_main(["grant", "--archive", made.url(boss), "--writer", writer, "--owner", owner]) == 0
         with Archive.open(made.url(writer), tmp_path / "blobs") as archive:
             samples_there = archive.add_text(samples.record().text(), samples.contents().get)
         with Archive.open(made.url(boss), tmp_path / "blobs") as archive:
@@ -385,7 +385,7 @@ def test_a_user_without_rights_is_told_who_makes_the_tables(database, tmp_path):
     database.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     said = refused(database.url(user), tmp_path)
     assert "holds no archive yet, this version needs '0001', and this user may not make tables" in said
-    assert "python -m store.migrations.roles" in said
+    assert "python -m store grant" in said
     database.cluster.execute(f"DROP ROLE {user}")
 
 

@@ -1,17 +1,15 @@
 """Who may do what with an archive on PostgreSQL, set up by an administrator of its server.
 
-    python -m store.migrations.roles --archive URL --writer NAME [--reader NAME] [--owner NAME]
+    python -m store grant --archive URL --writer NAME [--reader NAME]
 
 Makes the archive's tables, or brings them to the newest revision. Then a role that nobody can log in as owns
 them, the writer may insert and read, and the reader may read. A role that is not there is made, without a
-login. Safe to repeat, which is wanted after every new revision. Exit status: 0 done, 2 nothing was changed.
+login. Safe to repeat, which is wanted after every new revision.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from typing import Iterator, Sequence
 
 from sqlalchemy import Connection, text
@@ -23,28 +21,6 @@ from store.models import APPEND_ONLY, Base, Cell
 OWNER = "twofold_owner"
 
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Set up the roles; gives the exit status."""
-    parser = argparse.ArgumentParser(
-        "python -m store.migrations.roles",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--archive", required=True, metavar="URL", help="the archive, as its administrator")
-    parser.add_argument("--writer", required=True, metavar="NAME", help="role that may insert and read")
-    parser.add_argument("--reader", metavar="NAME", help="role that may read")
-    parser.add_argument("--owner", default=OWNER, metavar="NAME", help="role that owns it (default: %(default)s)")
-    asked = parser.parse_args(arguments)
-    try:
-        grant(asked.archive, writer=asked.writer, reader=asked.reader, owner=asked.owner)
-    except ArchiveError as error:
-        print(f"store: {error}", file=sys.stderr)
-        return 2
-    reads = f", {asked.reader} may read" if asked.reader else ""
-    print(f"{asked.owner} owns the archive and cannot log in, {asked.writer} may insert and read{reads}")
-    return 0
 
 
 def grant(url: str, *, writer: str, reader: str | None = None, owner: str = OWNER) -> None:
@@ -116,7 +92,3 @@ def _unless(condition: str, statement: str) -> str:
 
 def _name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
