@@ -41,7 +41,7 @@ snippet: $(STAMP) ## Print one case to paste: SCENARIO=... CASE=...
 
 ##@ Look
 ui: $(STAMP) ## Browse the MLflow runs on this machine: PORT=5000
-	@$(BIN)/python -m store.tracking ui --port $(PORT)
+	@$(BIN)/python -m store.ui --port $(PORT)
 
 report: $(STAMP) ## Write the report on the latest sweep again
 	@$(BIN)/python -m reports write

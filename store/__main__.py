@@ -68,7 +68,7 @@ def _parser(*, publishing: bool) -> argparse.ArgumentParser:
     made = add("publish", _publish, "Bring MLflow up to date with the archive", "  python -m store publish")
     if publishing:
         # mlflow takes seconds to import, so the other commands do without.
-        from store.tracking import add_publish_arguments  # noqa: PLC0415
+        from store.publish import add_publish_arguments  # noqa: PLC0415
 
         add_publish_arguments(made)
     return parser
@@ -241,7 +241,7 @@ def _grant(asked: argparse.Namespace) -> int:
 
 
 def _publish(asked: argparse.Namespace) -> int:
-    from store.tracking import awaited, main_publish  # noqa: PLC0415  (slow, see _parser)
+    from store.publish import awaited, main_publish  # noqa: PLC0415  (slow, see _parser)
 
     if asked.follow == "":
         told = awaited(sys.stdin)

@@ -1,60 +1,31 @@
 """MLflow as a view of the archive: it may be down, slow or deleted, and nothing is lost.
 
-    python -m store publish                     bring MLflow up to date; doing so twice changes nothing
-    python -m store publish --follow SWEEP      publish in the background while a sweep runs
-    python -m store.tracking ui                 look at it
-
 There is one experiment per scenario family, in it one parent run per sweep and one child run per replay.
 A run is found again by its tags `twofold.sweep` and `twofold.replay`, and left alone if `twofold.published`
 is the digest of all that would be written. While a run is being written it is RUNNING, so one that was cut
 short is seen and completed by the next publish, or ended by `settle`.
-
-The protocol of ``--follow``, for the driver that starts it:
-
-    stdout  ``ready`` once the store is there, or ``unreachable``; at the end a JSON object with the numbers
-            of replays published, skipped (already there) and failed.
-    stdin   JSON objects, one a line. If no SWEEP was given, first ``{"sweep": ID, "archive": URL, "blobs":
-            FOLDER, "tracking": URI, "artifacts": FOLDER or empty}``: addresses may hold passwords, which
-            everybody can read on a command line. Then for each scenario ``{"records": [digest, ...]}``, the
-            records of all its cases, which are in the archive by then; at last ``{"end": true}``.
-    stderr  sentences for people.
-    exit    0, or 2 if MLflow could not be used. Standard input is read to its end in any case.
-
-An end of input without ``{"end": true}`` means that the driver was killed: what was asked for is published,
-and the sweep's parent runs end as KILLED. Ctrl-C is left to the driver.
 
 This is the only module that imports mlflow, and only when it is first needed: that costs 1.35 s.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import functools
 import json
 import logging
 import os
-import queue
 import re
-import signal
-import socket
 import sqlite3
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 from alembic.util import CommandError
-from rich.console import Console
-from rich.progress import Progress
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -78,12 +49,10 @@ _PAGE = 1000
 """Runs asked for at once."""
 _PATIENCE = 60.0
 """Seconds to wait for another publisher of the same store."""
-_START = 60.0
-"""Seconds that the user interface may take to answer."""
 _UNFINISHED = "unfinished"
 """Tag `twofold.published` of a run that was not written to its end."""
 
-_QUIET = {
+QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -98,7 +67,6 @@ _LIMITS = {
 """For a server that is down or slow. Whoever sets these variables has the last word."""
 
 _ABOUT = "A view of Twofold's archive: a run for each sweep, and below it one for each replay."
-_LATER = "Nothing is lost: `python -m store publish` publishes it later."
 
 
 class TrackingError(Exception):
@@ -176,7 +144,7 @@ class Tracking:
         Raises TrackingError if MLflow cannot be used. So does every other method.
         """
         with _reaching(self._uri):
-            file = _database(self._uri)
+            file = sqlite_file(self._uri)
             if file is not None:
                 self._lock = _locked(file)
                 _write_ahead(file)
@@ -451,7 +419,7 @@ def _lay_out(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _connect(uri: str) -> MlflowClient:
-    client = _imported()
+    client = imported()
     if "://" in uri and make_url(uri).get_backend_name() not in ("sqlite", "http", "https", "file"):
         _answered(uri)
     return client(tracking_uri=uri)
@@ -466,9 +434,9 @@ def _answered(uri: str) -> None:
         engine.dispose()
 
 
-def _imported() -> type[MlflowClient]:
+def imported() -> type[MlflowClient]:
     """mlflow, with its own talk turned down. Connects to nothing."""
-    os.environ.update(_QUIET)
+    os.environ.update(QUIET)
     for name, value in _LIMITS.items():
         os.environ.setdefault(name, value)
     for name in ("mlflow", "alembic"):
@@ -498,15 +466,16 @@ def _reaching(uri: str) -> Iterator[None]:
 
 def _sentence(uri: str, error: Exception) -> str:
     first = next(iter(str(error).strip().splitlines()), "")
-    return f"MLflow at {_shown(uri)} cannot be used: {_shown(cut(visible(first), 500)) or type(error).__name__}"
+    why = without_password(cut(visible(first), 500)) or type(error).__name__
+    return f"MLflow at {without_password(uri)} cannot be used: {why}"
 
 
-def _shown(text: str) -> str:
-    """Without passwords."""
+def without_password(text: str) -> str:
+    """`text` with what stands between `//` and `@` in an address as asterisks."""
     return re.sub(r"//[^/@\s]*@", "//***@", text)
 
 
-def _database(uri: str) -> Path | None:
+def sqlite_file(uri: str) -> Path | None:
     """The file of a SQLite store. None for a server or another database."""
     if not uri.startswith("sqlite:"):
         return None
@@ -535,322 +504,3 @@ def _write_ahead(file: Path) -> None:
     """SQLite's write-ahead log halves the time of a run. It is a property of the file."""
     with contextlib.closing(sqlite3.connect(file, timeout=10)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
-
-
-# The command `python -m store publish`.
-
-
-def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--sweep", metavar="ID", help="this sweep only")
-    which.add_argument("--all", action="store_true", help="look at every run of every sweep, not only at those to do")
-    told = "publish while SWEEP runs, told by a driver on stdin; without SWEEP it is told everything there"
-    which.add_argument("--follow", metavar="SWEEP", nargs="?", const="", help=told)
-    parser.add_argument("--tracking", metavar="URI", default=TRACKING, help="MLflow store (default: %(default)s)")
-    parser.add_argument(
-        "--artifacts",
-        metavar="DIR",
-        type=Path,
-        help=f"folder for artifacts (default: {ARTIFACTS}; a server has its own)",
-    )
-
-
-def main_publish(archive: Source, arguments: argparse.Namespace) -> int:
-    """Exit status 0, or 2 if MLflow could not be used."""
-    with Tracking(arguments.tracking, _folder(arguments)) as tracking:
-        if arguments.follow:
-            return follow(archive, arguments.follow, tracking, sys.stdin)
-        try:
-            counts = _publish(archive, tracking, arguments)
-        except (TrackingError, ArchiveError) as error:
-            _say(f"{error}. {_LATER}")
-            return 2
-        except KeyboardInterrupt:
-            with contextlib.suppress(TrackingError):
-                tracking.stop()
-            _say("Stopped; `python -m store publish` goes on where this ended.")
-            return 2
-    _tell(counts.text() if getattr(arguments, "json", False) else _summed(counts))
-    return 0
-
-
-def _folder(arguments: argparse.Namespace) -> Path | None:
-    if arguments.artifacts is None and arguments.tracking.startswith("http"):
-        return None
-    return Path(arguments.artifacts or ARTIFACTS)
-
-
-def _publish(archive: Source, tracking: Tracking, arguments: argparse.Namespace) -> Published:
-    chosen = _chosen(archive.sweeps(), arguments.sweep)
-    tracking.prepare()
-    tracking.settle(keep={sweep.id for sweep in chosen}, machines=_ours(archive, arguments.tracking))
-    counts = Published()
-    for sweep in chosen:
-        records = archive.records(sweep=sweep.id)
-        thorough = arguments.all or arguments.sweep
-        if not thorough and tracking.up_to_date(sweep, records):
-            counts += Published(skipped=len(replays(records)))
-            continue
-        with _bar(sweep.id, len(replays(records))) as done:
-            counts += tracking.publish(archive, sweep, records, done)
-        tracking.finish(sweep)
-    tracking.settle(machines=_ours(archive, arguments.tracking))
-    return counts
-
-
-def _chosen(sweeps: Sequence[Sweep], wanted: str | None) -> list[Sweep]:
-    found = [sweep for sweep in sweeps if wanted in (None, sweep.id)]
-    if wanted is not None and not found:
-        known = ", ".join(sweep.id for sweep in sweeps[-5:]) or "none"
-        raise ArchiveError(f"there is no sweep {wanted!r} in the archive; the last ones are: {known}")
-    return found
-
-
-def _ours(archive: Source, uri: str) -> set[str] | None:
-    """A SQLite store is this checkout's own; a server has runs of others."""
-    return None if _database(uri) else {sweep.machine for sweep in archive.sweeps()}
-
-
-def _summed(counts: Published) -> str:
-    return f"{counts.published} runs published, {counts.skipped} were up to date"
-
-
-@contextlib.contextmanager
-def _bar(name: str, total: int) -> Iterator[Callable[[], object]]:
-    """Progress on stderr, on a terminal only. Gives what to call after each replay."""
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task(f"Publishing {name}", total=total)
-        yield lambda: progress.advance(task)
-
-
-def _say(sentence: str) -> None:
-    _print(sentence, sys.stderr)
-
-
-def _tell(line: str) -> None:
-    _print(line, sys.stdout)
-
-
-def _print(line: str, stream: IO[str]) -> None:
-    try:
-        print(line, file=stream, flush=True)
-    except BrokenPipeError:
-        # Whoever listened is gone. Python would complain once more when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-# Following a sweep.
-
-
-class Orders:
-    """What the driver asks for. A thread takes it in at once, so that the driver never waits."""
-
-    def __init__(self, stream: Iterable[str]) -> None:
-        self.ended: Literal["no", "told", "driver gone", "not understood"] = "no"
-        self._waiting: queue.Queue[list[str] | None] = queue.Queue()
-        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
-
-    def _read(self, stream: Iterable[str]) -> None:
-        ended: Literal["told", "driver gone", "not understood"] = "driver gone"
-        for line in stream:
-            try:
-                order = json.loads(line)
-                if order.get("end"):
-                    ended = "told"
-                    break
-                self._waiting.put([str(name) for name in order["records"]])
-            except (ValueError, LookupError, TypeError, AttributeError):
-                ended = "not understood"
-        self.ended = ended
-        self._waiting.put(None)
-
-    def batches(self) -> Iterator[list[list[str]]]:
-        """Groups of digests: as many as are waiting, at least one. Ends with the orders."""
-        while True:
-            batch = [self._waiting.get()]
-            with contextlib.suppress(queue.Empty):
-                while batch[-1] is not None:
-                    batch.append(self._waiting.get_nowait())
-            groups = [group for group in batch if group is not None]
-            if groups:
-                yield groups
-            if batch[-1] is None:
-                return
-
-
-def awaited(stream: IO[str]) -> dict[str, Any] | None:
-    """The arguments of `publish`, once the driver knows the sweep; None if it ends without one.
-
-    mlflow is imported meanwhile, which takes as long as the driver takes to plan.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_imported, daemon=True).start()
-    try:
-        told = json.loads(stream.readline())
-        artifacts = Path(told["artifacts"]) if told["artifacts"] else None
-        urls = {"archive": str(told["archive"]), "blobs": Path(told["blobs"]), "tracking": str(told["tracking"])}
-        return {"follow": str(told["sweep"]), "artifacts": artifacts, **urls}
-    except (ValueError, LookupError, TypeError):
-        return None
-
-
-def follow(archive: Source, sweep: str, tracking: Tracking, stream: Iterable[str]) -> int:
-    """Publish what the driver asks for; see the module's docstring."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    orders = Orders(stream)
-    batches = orders.batches()
-    counts = Published()
-    try:
-        tracking.prepare()
-        tracking.settle(keep={sweep}, machines={one.machine for one in archive.sweeps() if one.id == sweep})
-        _tell("ready")
-    except (TrackingError, ArchiveError) as error:
-        _tell("unreachable")
-        return _given_up(error, counts, archive, sweep, batches)
-    try:
-        for groups in batches:
-            for group in groups:
-                counts += tracking.publish(archive, _sweep(archive, sweep), archive.records(sweep=sweep, digests=group))
-        counts += _last(archive, sweep, tracking, orders)
-    except (TrackingError, ArchiveError) as error:
-        return _given_up(error, counts, archive, sweep, batches)
-    _tell(counts.text())
-    return 0
-
-
-def _sweep(archive: Source, name: str) -> Sweep:
-    return _chosen(archive.sweeps(), name)[0]
-
-
-def _last(archive: Source, name: str, tracking: Tracking, orders: Orders) -> Published:
-    """Publish what nobody asked for, such as the records of an earlier run of the sweep, and end the parents."""
-    if orders.ended != "told":
-        tracking.stop()
-        return Published()
-    sweep = _sweep(archive, name)
-    counts = tracking.publish(archive, sweep, tracking.left(sweep, archive.records(sweep=name)))
-    tracking.finish(sweep)
-    tracking.settle(keep=(), machines={sweep.machine})
-    return counts
-
-
-def _given_up(
-    error: Exception, counts: Published, archive: Source, sweep: str, batches: Iterator[list[list[str]]]
-) -> int:
-    """Say so at once, then go on reading to the end, so that the driver is never kept from writing."""
-    _say(f"{error}. {_LATER}")
-    for _ in batches:
-        pass
-    with contextlib.suppress(ArchiveError):
-        all_of_them = len(replays(archive.records(sweep=sweep)))
-        counts = replace(counts, failed=all_of_them - counts.published - counts.skipped)
-    _tell(counts.text())
-    return 2
-
-
-# The user interface.
-
-
-def main_ui(argv: Sequence[str]) -> int:
-    """Run MLflow's user interface on the loopback until Ctrl-C. Exit status 0, or 2 if it cannot start."""
-    arguments = _ui_arguments(argv)
-    hindrance = _hindrance(arguments.tracking, arguments.port)
-    if hindrance:
-        _say(hindrance)
-        return 2
-    # Whoever ends this process, by Ctrl-C or otherwise, ends the server with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    process = subprocess.Popen(
-        _ui_command(arguments),
-        env={"PYTHONWARNINGS": "ignore", **os.environ, **_QUIET},
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        start_new_session=True,
-    )
-    try:
-        return _served(process, f"http://127.0.0.1:{arguments.port}")
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-
-
-def _ui_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m store.tracking ui", description="MLflow's user interface.")
-    parser.add_argument("--port", type=int, default=5000)
-    parser.add_argument("--tracking", metavar="URI", default=TRACKING)
-    parser.add_argument("--artifacts", metavar="DIR", type=Path, default=Path(ARTIFACTS))
-    return parser.parse_args(argv)
-
-
-def _ui_command(arguments: argparse.Namespace) -> list[str]:
-    where = [
-        "--backend-store-uri",
-        arguments.tracking,
-        "--default-artifact-root",
-        arguments.artifacts.resolve().as_uri(),
-    ]
-    return [
-        *(sys.executable, "-m", "mlflow", "server", *where),
-        *("--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"),
-        *("--uvicorn-opts", "--log-level warning"),
-    ]
-
-
-def _hindrance(uri: str, port: int) -> str:
-    """Why the user interface cannot start. Empty if it can."""
-    if uri.startswith("http"):
-        return f"{_shown(uri)} is a server with its own user interface: open it in a browser"
-    file = _database(uri)
-    if file is not None and not file.is_file():
-        return f"nothing has been published yet: there is no {file}. Run `make run-all` or `python -m store publish`"
-    if _taken(port):
-        return f"port {port} is taken; try another one, such as --port {_free()}"
-    return ""
-
-
-def _taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-    return False
-
-
-def _free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _served(process: subprocess.Popen[bytes], address: str) -> int:
-    """Print the address once it answers, then wait for the end."""
-    until = time.monotonic() + _START
-    while process.poll() is None and not _answers(address):
-        if time.monotonic() > until:
-            _say(f"MLflow's server has not answered at {address} for {_START:g} s")
-            return 2
-        time.sleep(0.2)
-    if process.poll() is None:
-        _tell(f"{address} shows what was published; Ctrl-C ends it")
-    return 0 if process.wait() == 0 else 2
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/health", timeout=2) as answer:  # noqa: S310 - our own address
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] != ["ui"]:
-        _say("usage: python -m store.tracking ui [--port PORT] [--tracking URI] [--artifacts DIR]")
-        sys.exit(2)
-    sys.exit(main_ui(sys.argv[2:]))

@@ -36,7 +36,8 @@ PICTURE = {
     "experiments/worker/*.py": ("experiments.record", "experiments.scenario", "experiments.worker", "torch"),
     "experiments/scenarios/*.py": ("experiments.scenario", "torch"),
     "experiments/__main__.py": ("experiments", "store", "reports", "hydra", "omegaconf"),
-    "store/tracking.py": (*CORE, "store", "mlflow", "sqlalchemy", "alembic", "rich"),
+    "store/tracking.py": (*CORE, "store", "mlflow", "sqlalchemy", "alembic"),
+    "store/publish.py": (*CORE, "store", "rich"),
     "store/*.py": (*CORE, "experiments.scenario", "store", "sqlalchemy", "alembic"),
     "reports/*.py": (*CORE, "experiments.scenario", "reports", "store"),
 }

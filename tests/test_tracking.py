@@ -22,7 +22,9 @@ from experiments.record import Record, Tensor, digest, replays
 from experiments.scenario import agrees, differs, expectation_to_json, raises
 from store import publisher
 from store.archive import Archive
-from store.tracking import Orders, Tracking, TrackingError, add_publish_arguments, main_publish, main_ui
+from store.publish import Orders, add_publish_arguments, main_publish
+from store.tracking import Tracking, TrackingError
+from store.ui import main_ui
 from tests import samples
 
 # mlflow 3.17's own, under SQLAlchemy 2.1.
@@ -545,7 +547,7 @@ def test_the_user_interface_answers_and_ends_with_its_parent(lab: Lab):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "store.tracking", "ui", "--port", port, "--tracking", lab.uri]
+    command = [sys.executable, "-m", "store.ui", "--port", port, "--tracking", lab.uri]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout.readline().startswith(f"http://127.0.0.1:{port}")
         process.send_signal(signal.SIGINT)
@@ -556,5 +558,5 @@ def test_the_user_interface_answers_and_ends_with_its_parent(lab: Lab):
 
 def test_mlflow_is_imported_only_when_it_is_needed():
     """`python -m store list` must not pay 1.35 s for it."""
-    code = "import sys, store.tracking, store.__main__; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, store.publish, store.ui, store.__main__; sys.exit('mlflow' in sys.modules)"
     assert run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,237 @@
+"""The command `python -m store publish`: bring MLflow up to date, or follow a sweep in the background.
+
+    python -m store publish                     bring MLflow up to date; doing so twice changes nothing
+    python -m store publish --follow SWEEP      publish while a sweep runs
+
+The protocol of ``--follow``, for the driver that starts it:
+
+    stdout  ``ready`` once the store is there, or ``unreachable``; at the end a JSON object with the numbers
+            of replays published, skipped (already there) and failed.
+    stdin   JSON objects, one a line. If no SWEEP was given, first ``{"sweep": ID, "archive": URL, "blobs":
+            FOLDER, "tracking": URI, "artifacts": FOLDER or empty}``: addresses may hold passwords, which
+            everybody can read on a command line. Then for each scenario ``{"records": [digest, ...]}``, the
+            records of all its cases, which are in the archive by then; at last ``{"end": true}``.
+    stderr  sentences for people.
+    exit    0, or 2 if MLflow could not be used. Standard input is read to its end in any case.
+
+An end of input without ``{"end": true}`` means that the driver was killed: what was asked for is published,
+and the sweep's parent runs end as KILLED. Ctrl-C is left to the driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from rich.console import Console
+from rich.progress import Progress
+
+from experiments.record import replays
+from store.errors import ArchiveError
+from store.publisher import Sweep
+from store.talk import say, tell
+from store.tracking import ARTIFACTS, TRACKING, Published, Source, Tracking, TrackingError, imported, sqlite_file
+
+_LATER = "Nothing is lost: `python -m store publish` publishes it later."
+
+
+def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--sweep", metavar="ID", help="this sweep only")
+    which.add_argument("--all", action="store_true", help="look at every run of every sweep, not only at those to do")
+    told = "publish while SWEEP runs, told by a driver on stdin; without SWEEP it is told everything there"
+    which.add_argument("--follow", metavar="SWEEP", nargs="?", const="", help=told)
+    parser.add_argument("--tracking", metavar="URI", default=TRACKING, help="MLflow store (default: %(default)s)")
+    parser.add_argument(
+        "--artifacts",
+        metavar="DIR",
+        type=Path,
+        help=f"folder for artifacts (default: {ARTIFACTS}; a server has its own)",
+    )
+
+
+def main_publish(archive: Source, arguments: argparse.Namespace) -> int:
+    """Exit status 0, or 2 if MLflow could not be used."""
+    with Tracking(arguments.tracking, _folder(arguments)) as tracking:
+        if arguments.follow:
+            return follow(archive, arguments.follow, tracking, sys.stdin)
+        try:
+            counts = _publish(archive, tracking, arguments)
+        except (TrackingError, ArchiveError) as error:
+            say(f"{error}. {_LATER}")
+            return 2
+        except KeyboardInterrupt:
+            with contextlib.suppress(TrackingError):
+                tracking.stop()
+            say("Stopped; `python -m store publish` goes on where this ended.")
+            return 2
+    tell(counts.text() if getattr(arguments, "json", False) else _summed(counts))
+    return 0
+
+
+def _folder(arguments: argparse.Namespace) -> Path | None:
+    if arguments.artifacts is None and arguments.tracking.startswith("http"):
+        return None
+    return Path(arguments.artifacts or ARTIFACTS)
+
+
+def _publish(archive: Source, tracking: Tracking, arguments: argparse.Namespace) -> Published:
+    chosen = _chosen(archive.sweeps(), arguments.sweep)
+    tracking.prepare()
+    tracking.settle(keep={sweep.id for sweep in chosen}, machines=_ours(archive, arguments.tracking))
+    counts = Published()
+    for sweep in chosen:
+        records = archive.records(sweep=sweep.id)
+        thorough = arguments.all or arguments.sweep
+        if not thorough and tracking.up_to_date(sweep, records):
+            counts += Published(skipped=len(replays(records)))
+            continue
+        with _bar(sweep.id, len(replays(records))) as done:
+            counts += tracking.publish(archive, sweep, records, done)
+        tracking.finish(sweep)
+    tracking.settle(machines=_ours(archive, arguments.tracking))
+    return counts
+
+
+def _chosen(sweeps: Sequence[Sweep], wanted: str | None) -> list[Sweep]:
+    found = [sweep for sweep in sweeps if wanted in (None, sweep.id)]
+    if wanted is not None and not found:
+        known = ", ".join(sweep.id for sweep in sweeps[-5:]) or "none"
+        raise ArchiveError(f"there is no sweep {wanted!r} in the archive; the last ones are: {known}")
+    return found
+
+
+def _ours(archive: Source, uri: str) -> set[str] | None:
+    """A SQLite store is this checkout's own; a server has runs of others."""
+    return None if sqlite_file(uri) else {sweep.machine for sweep in archive.sweeps()}
+
+
+def _summed(counts: Published) -> str:
+    return f"{counts.published} runs published, {counts.skipped} were up to date"
+
+
+@contextlib.contextmanager
+def _bar(name: str, total: int) -> Iterator[Callable[[], object]]:
+    """Progress on stderr, on a terminal only. Gives what to call after each replay."""
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(f"Publishing {name}", total=total)
+        yield lambda: progress.advance(task)
+
+
+# Following a sweep.
+
+
+class Orders:
+    """What the driver asks for. A thread takes it in at once, so that the driver never waits."""
+
+    def __init__(self, stream: Iterable[str]) -> None:
+        self.ended: Literal["no", "told", "driver gone", "not understood"] = "no"
+        self._waiting: queue.Queue[list[str] | None] = queue.Queue()
+        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+
+    def _read(self, stream: Iterable[str]) -> None:
+        ended: Literal["told", "driver gone", "not understood"] = "driver gone"
+        for line in stream:
+            try:
+                order = json.loads(line)
+                if order.get("end"):
+                    ended = "told"
+                    break
+                self._waiting.put([str(name) for name in order["records"]])
+            except (ValueError, LookupError, TypeError, AttributeError):
+                ended = "not understood"
+        self.ended = ended
+        self._waiting.put(None)
+
+    def batches(self) -> Iterator[list[list[str]]]:
+        """Groups of digests: as many as are waiting, at least one. Ends with the orders."""
+        while True:
+            batch = [self._waiting.get()]
+            with contextlib.suppress(queue.Empty):
+                while batch[-1] is not None:
+                    batch.append(self._waiting.get_nowait())
+            groups = [group for group in batch if group is not None]
+            if groups:
+                yield groups
+            if batch[-1] is None:
+                return
+
+
+def awaited(stream: IO[str]) -> dict[str, Any] | None:
+    """The arguments of `publish`, once the driver knows the sweep; None if it ends without one.
+
+    mlflow is imported meanwhile, which takes as long as the driver takes to plan.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=imported, daemon=True).start()
+    try:
+        told = json.loads(stream.readline())
+        artifacts = Path(told["artifacts"]) if told["artifacts"] else None
+        urls = {"archive": str(told["archive"]), "blobs": Path(told["blobs"]), "tracking": str(told["tracking"])}
+        return {"follow": str(told["sweep"]), "artifacts": artifacts, **urls}
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def follow(archive: Source, sweep: str, tracking: Tracking, stream: Iterable[str]) -> int:
+    """Publish what the driver asks for; see the module's docstring."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders = Orders(stream)
+    batches = orders.batches()
+    counts = Published()
+    try:
+        tracking.prepare()
+        tracking.settle(keep={sweep}, machines={one.machine for one in archive.sweeps() if one.id == sweep})
+        tell("ready")
+    except (TrackingError, ArchiveError) as error:
+        tell("unreachable")
+        return _given_up(error, counts, archive, sweep, batches)
+    try:
+        for groups in batches:
+            for group in groups:
+                counts += tracking.publish(archive, _sweep(archive, sweep), archive.records(sweep=sweep, digests=group))
+        counts += _last(archive, sweep, tracking, orders)
+    except (TrackingError, ArchiveError) as error:
+        return _given_up(error, counts, archive, sweep, batches)
+    tell(counts.text())
+    return 0
+
+
+def _sweep(archive: Source, name: str) -> Sweep:
+    return _chosen(archive.sweeps(), name)[0]
+
+
+def _last(archive: Source, name: str, tracking: Tracking, orders: Orders) -> Published:
+    """Publish what nobody asked for, such as the records of an earlier run of the sweep, and end the parents."""
+    if orders.ended != "told":
+        tracking.stop()
+        return Published()
+    sweep = _sweep(archive, name)
+    counts = tracking.publish(archive, sweep, tracking.left(sweep, archive.records(sweep=name)))
+    tracking.finish(sweep)
+    tracking.settle(keep=(), machines={sweep.machine})
+    return counts
+
+
+def _given_up(
+    error: Exception, counts: Published, archive: Source, sweep: str, batches: Iterator[list[list[str]]]
+) -> int:
+    """Say so at once, then go on reading to the end, so that the driver is never kept from writing."""
+    say(f"{error}. {_LATER}")
+    for _ in batches:
+        pass
+    with contextlib.suppress(ArchiveError):
+        all_of_them = len(replays(archive.records(sweep=sweep)))
+        counts = replace(counts, failed=all_of_them - counts.published - counts.skipped)
+    tell(counts.text())
+    return 2
