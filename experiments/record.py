@@ -833,6 +833,17 @@ class Replay:
     def spec(self) -> Spec:
         return self.any.spec
 
+    @property
+    def machine(self) -> str:
+        """Digest of the facts of the machine that it ran on. Empty if no process left any."""
+        return next((r.observation.machine for _, r in sorted(self.records.items()) if r.observation), "")
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Digests by name of the sources that the plain pass ran. Empty if it left no observation."""
+        seen = self.plain.observation if self.plain else None
+        return {source.name: source.digest for source in (seen.sources if seen else ())}
+
     def digest(self) -> str:
         """Identity of what was asked: the same when it is run again."""
         return self.spec.replay_digest()

@@ -102,12 +102,7 @@ def _nearest(replay: Replay, candidates: Sequence[Replay]) -> Replay | None:
 def _distance(replay: Replay, other: Replay) -> tuple[bool, ...]:
     ours, theirs = replay.spec.setting, other.spec.setting
     names = ("environment", "interpreter", "variables", "repeat", "sources", "isolation", "hash_seed")
-    return (_machine(replay) != _machine(other), *(getattr(ours, name) != getattr(theirs, name) for name in names))
-
-
-def _machine(replay: Replay) -> str | None:
-    seen = [record.observation.machine for record in replay.records.values() if record.observation]
-    return seen[0] if seen else None
+    return (replay.machine != other.machine, *(getattr(ours, name) != getattr(theirs, name) for name in names))
 
 
 def judge(replay: Replay, context: Context) -> Verdict:

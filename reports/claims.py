@@ -187,7 +187,7 @@ def _three_agree(evidence: Evidence) -> Ruling:
     found = [pair for pair in evidence.of(NOTE, BROKEN, *REPAIRS) if pair[0].spec.setting.isolation == "fresh"]
     groups: dict[tuple[str, str], list[Replay]] = {}
     for replay, _ in found:
-        groups.setdefault((replay.spec.question.case_digest(), _machine(replay)), []).append(replay)
+        groups.setdefault((replay.spec.question.case_digest(), replay.machine), []).append(replay)
     whole = [
         group for group in groups.values() if len(group) >= 3 and any(_is_copy(group[0], one) for one in group[1:])
     ]
@@ -200,12 +200,7 @@ def _three_agree(evidence: Evidence) -> Ruling:
 
 
 def _is_copy(first: Replay, other: Replay) -> bool:
-    return other.spec.setting.sources == "copied" and _sources(first) == _sources(other) != {}
-
-
-def _sources(replay: Replay) -> dict[str, str]:
-    seen = replay.plain.observation if replay.plain else None
-    return {source.name: source.digest for source in (seen.sources if seen else ())}
+    return other.spec.setting.sources == "copied" and first.sources == other.sources != {}
 
 
 def _explicit(evidence: Evidence) -> Ruling:
@@ -280,20 +275,15 @@ def _elsewhere(evidence: Evidence) -> Ruling:
     if not found:
         return _ruling([], "", [])
     kinds = {replay.plain.evidence_digest() for replay, _ in found if replay.plain}
-    machines = {machine_identity(evidence.machines[_machine(r)]) for r, _ in found if _machine(r) in evidence.machines}
+    machines = {machine_identity(evidence.machines[r.machine]) for r, _ in found if r.machine in evidence.machines}
     versions = sorted(
-        {str(evidence.machines[_machine(r)]["torch"]["version"]) for r, _ in found if _machine(r) in evidence.machines}
+        {str(evidence.machines[r.machine]["torch"]["version"]) for r, _ in found if r.machine in evidence.machines}
     )
     there = f"{len(machines)} {'machine' if len(machines) == 1 else 'machines'}, torch {', '.join(versions)}"
     if len(kinds) > 1:
         return Ruling(SUPPORTED, f"{len(kinds)} different outcomes among {there}", tuple(_digests(found)))
     reason = f"all {len(found)} replays here agree ({there}); that others may differ is not shown by these"
     return Ruling(SUPPORTED_IN_PART, reason, tuple(_digests(found)))
-
-
-def _machine(replay: Replay) -> str:
-    seen = replay.plain.observation if replay.plain else None
-    return seen.machine if seen else ""
 
 
 _SOURCE = "checkpoint attention note"

@@ -204,13 +204,7 @@ def _repeats(case: Case, fetch: Fetch) -> Repeats:
 def _copied(first: Judged, other: Judged) -> bool:
     if other.replay.spec.setting.sources != "copied":
         return False
-    return bool(sources(first.replay)) and sources(first.replay) == sources(other.replay)
-
-
-def sources(replay: Replay) -> dict[str, str]:
-    """Digests of the sources that its plain pass ran, by name."""
-    seen = replay.plain.observation if replay.plain else None
-    return {source.name: source.digest for source in (seen.sources if seen else ())}
+    return first.replay.sources == other.replay.sources != {}
 
 
 def _gaps(case: Case) -> list[tuple[str, str]]:
