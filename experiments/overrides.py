@@ -21,7 +21,7 @@ FREE = ("environment.variables",)
 def refusal(arguments: Sequence[str], conf: Path) -> str:
     """Why the command line cannot be composed, or an empty text if it can.
 
-    The schemas must be registered. Values of a multirun are checked by Hydra, one job at a time.
+    The schemas must be registered. The values that a multirun sweeps are checked by Hydra, one job at a time.
     """
     texts = [argument for argument in arguments if not argument.startswith("-")]
     try:
@@ -35,8 +35,11 @@ def refusal(arguments: Sequence[str], conf: Path) -> str:
             swept = [override for override in overrides if override.is_sweep_override()]
             if swept and not {"-m", "--multirun"} & set(arguments):
                 return f"{swept[0].input_line} has several values; add -m to run each, or [...] to give a list"
+            # Of a multirun, what is the same in all jobs; a mandatory value may be among what is not.
+            plain = [override.input_line for override in overrides if not override.is_sweep_override()]
+            composed = hydra.compose("config", overrides=[line for line in plain if line is not None])
             if not swept:
-                OmegaConf.to_object(hydra.compose("config", overrides=texts))
+                OmegaConf.to_object(composed)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         return _sentence(error)
     return ""

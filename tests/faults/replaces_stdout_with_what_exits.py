@@ -1,15 +1,15 @@
-"""Puts something in the place of stdout that exits when it is flushed: after the observation, but it is its own ending."""
+"""Puts something in the place of stdout that exits when it is flushed, which is after the observation."""
 
 import sys
 
 import torch
 
-from experiments.scenario import Scenario, dies
+from experiments.scenario import Scenario, agrees
 
 ENDS = {
-    "kind": "died",
-    "phase": "backward",
-    "detail": "exit 7",
+    "kind": "finished",
+    "phase": None,
+    "detail": "",
 }
 
 scenario = Scenario(source="a fault made for the tests")
@@ -30,7 +30,7 @@ class Exits:
         raise SystemExit(7)
 
 
-@scenario.control(dies(by="exit 7"), why="it hurts the runner, not the calculation")
+@scenario.control(agrees(bitwise=True), why="it hurts the runner, not the calculation")
 def hurts(weight):
     sys.stdout = Exits()
     return weight.square().sum()
