@@ -21,11 +21,12 @@ import datetime
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Callable, Mapping, Protocol
 
@@ -46,6 +47,8 @@ from .record import (
 
 PATIENCE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
+LONGEST_END = 10.0
+"""Seconds after SIGKILL in which somebody must say that the process has ended."""
 LOOK = 0.2
 """Seconds between two looks at what takes longer to find out: the memory of a group, the size of a folder."""
 
@@ -241,6 +244,8 @@ class Running:
     def _keep_limits(self) -> None:
         current = time.monotonic()
         if self._kill_at is not None:
+            if current >= self._kill_at + LONGEST_END:
+                raise LostError("the fork server does not answer")
             if current >= self._kill_at:
                 self._end_group(_KILL)
         elif current >= self._deadline:
@@ -273,7 +278,11 @@ class Running:
         return True
 
     def _end_group(self, with_signal: int) -> None:
-        end_group(self.process.pid, with_signal)
+        process = self.process.pid
+        end_group(process, with_signal)
+        if process > 0:  # It may have gone to another group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, with_signal)
 
     def _phase(self) -> str | None:
         try:
@@ -284,6 +293,7 @@ class Running:
 
     def _compose(self, code: int, duration: float) -> Record:
         self.process.close()
+        _mend(self.folder)
         seen, unreadable, problem = self._observation()
         record = Record(
             spec=self.spec,
@@ -321,10 +331,67 @@ class Running:
         try:
             if path.stat().st_size > LARGEST_OBSERVATION:
                 raise RecordError(f"it has more than {LARGEST_OBSERVATION} bytes")
-            return Observation.from_json(parse(path.read_text(encoding="utf-8"))), None, ""
-        except (RecordError, UnicodeDecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            seen = Observation.from_json(parse(path.read_text(encoding="utf-8")))
+            _refuse_odd(seen)
+            _refuse_missing(seen, self.folder / "blobs")
+        except (RecordError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             output = _kept(self.folder, "observation.json", self.spec.setting.output)
             return None, output, f"with an observation that cannot be read: {error}"
+        else:
+            return seen, None, ""
+
+
+# What a case may have done to its folder, and to what the worker says.
+
+
+def _mend(folder: Path) -> None:
+    """Make the folder again what it was: a case may have deleted it, or put pipes, devices, links into it."""
+    for path in (folder, folder / "blobs"):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            path.mkdir(parents=True)
+    for path in (*folder.iterdir(), *(folder / "blobs").iterdir()):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode) or path == folder / "blobs":
+            continue
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+    for name in ("stdout", "stderr"):
+        (folder / name).touch()
+
+
+_PLAIN: Mapping[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "None": type(None)}
+
+
+def _refuse_odd(seen: Observation) -> None:
+    """Raise RecordError for what no worker says and no archive could keep."""
+    outcome = seen.outcome
+    if outcome.kind not in ("finished", "raised") or outcome.phase not in (None, *PHASES):
+        raise RecordError(f"a worker does not say {outcome.kind!r} in {outcome.phase!r}")
+    operators = [one for listed in (seen.operators or {}).values() for one in listed]
+    parts: tuple[Any, ...] = (*seen.tensors, *seen.observed, *seen.state, *seen.memory, *seen.sources, *operators)
+    for part in (seen, outcome, *parts):
+        for field in fields(part):
+            value, kinds = getattr(part, field.name), [_PLAIN.get(name) for name in str(field.type).split(" | ")]
+            if (None not in kinds and type(value) not in kinds) or (type(value) is int and abs(value) >= 2**53):
+                raise RecordError(f"{field.name} is {value!r:.100}, not {field.type}")
+    sizes = [tensor.shape or () for tensor in seen.tensors] + [shape for one in operators for shape in one.shapes]
+    if not all(type(size) is int and 0 <= size < 2**53 for shape in sizes for size in shape):
+        raise RecordError("a shape holds what is no size")
+    if not all(isinstance(name, str) for name in outcome.bases):
+        raise RecordError("a base class has no name")
+    # As deep as they will lie in the record.
+    canonical([[[[one.value for one in seen.observed], [(one.before, one.after) for one in seen.state]]]])
+
+
+def _refuse_missing(seen: Observation, blobs: Path) -> None:
+    """Raise RecordError if a content that the observation names is not there as it was."""
+    for name, kind in seen.blobs().items():
+        path = blobs / name if len(name) == 64 and name.isalnum() else None
+        if path is None or not path.is_file() or digest(path.read_bytes()) != name:
+            raise RecordError(f"it names the {kind} {name!r:.100}, which is not there")
 
 
 def changed(spec: Spec, root: Path) -> str | None:

@@ -504,6 +504,16 @@ class Observation:
         made: dict[str, Any] = _plain(self)
         return made
 
+    def blobs(self) -> dict[str, str]:
+        """Every content that it names: digest -> ``machine``, ``source`` or ``tensor``."""
+        kept = [part for one in self.tensors for part in (one.digest if one.whole else None, one.samples, one.sketch)]
+        sources = [source.digest for source in self.sources if source.kept]
+        return {
+            **{name: "tensor" for name in kept if name},
+            **dict.fromkeys(sources, "source"),
+            self.machine: "machine",
+        }
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -636,14 +646,7 @@ class Record:
         wanted = {self.ending.stdout.digest: "stdout", self.ending.stderr.digest: "stderr"}
         if self.ending.unreadable is not None:
             wanted[self.ending.unreadable.digest] = "unreadable"
-        if self.observation is None:
-            return wanted
-        for tensor in self.observation.tensors:
-            kept = (tensor.digest if tensor.whole else None, tensor.samples, tensor.sketch)
-            wanted.update({part: "tensor" for part in kept if part})
-        wanted.update({source.digest: "source" for source in self.observation.sources if source.kept})
-        wanted[self.observation.machine] = "machine"
-        return wanted
+        return wanted if self.observation is None else {**wanted, **self.observation.blobs()}
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -98,7 +99,7 @@ def beside(root: Path) -> dict[int, str]:
             facts = [
                 (path / "cmdline").read_bytes(),
                 (path / "environ").read_bytes(),
-                os.readlink(path / "cwd").encode(),
+                bytes((path / "cwd").readlink()),
             ]
             if any(str(root).encode() in fact for fact in facts) and roots.alive(int(path.name)):
                 found[int(path.name)] = facts[0].replace(b"\0", b" ").decode(errors="replace")
@@ -240,7 +241,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 def test_the_pages_on_faults_hold_no_control_character(swept):
     """A report is read in a terminal, and what a case printed must not move the cursor there."""
-    pages = [path for path in (swept.root / "outputs" / "reports").rglob("*.md")]
+    pages = list((swept.root / "outputs" / "reports").rglob("*.md"))
     assert pages
     for path in pages:
         text = path.read_text(encoding="utf-8")
@@ -276,7 +277,7 @@ ODD = (None, True, -1, 10**40, 1.5, "", "other", "\\ud800", "\x1b[31m", [], {}, 
 
 
 def test_a_fault_anywhere_in_an_observation_leaves_a_record_that_the_archive_takes(tmp_path):
-    """Every value of a real observation in turn is replaced by each odd one: the driver neither fails nor keeps
+    """Every value of a real observation in turn is replaced by odd ones: the driver neither fails nor keeps
     what cannot be read again.
     """
     root = roots.root(tmp_path / "root", {"tests/ordinary": GOOD})
@@ -299,13 +300,14 @@ def test_a_fault_anywhere_in_an_observation_leaves_a_record_that_the_archive_tak
     assert kinds >= {"died", "finished"}
 
 
-def mutations(value):
-    """`value` with one thing inside it replaced."""
-    yield from ODD
+def mutations(value, turn=None):
+    """`value` with one thing inside it replaced: the whole by every odd thing, each inner one by the next five."""
+    yield from ODD if turn is None else itertools.islice(turn, 5)
+    turn = turn or itertools.cycle(ODD)
     if isinstance(value, dict):
         for key, inside in value.items():
-            for changed in mutations(inside):
+            for changed in mutations(inside, turn):
                 yield {**value, key: changed}
     elif isinstance(value, list) and value:
-        for changed in mutations(value[0]):
+        for changed in mutations(value[0], turn):
             yield [changed, *value[1:]]

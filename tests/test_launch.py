@@ -217,8 +217,8 @@ def test_an_observation_that_the_case_left_half_written_is_kept(lab):
 
 def test_an_observation_counts_only_after_exit_0(lab, tmp_path, played):
     """What a process wrote before it crashed is read, but the ending says that it crashed."""
-    whole = lab.ran("a/cases", "squares").folder / "observation.json"
-    ran = played(f'cp "{whole}" "$2/observation.json"; kill -ABRT $$')
+    whole = lab.ran("a/cases", "squares").folder
+    ran = played(f'cp -r "{whole}/observation.json" "{whole}/blobs" "$2"; kill -ABRT $$')
     assert (ran.outcome.kind, ran.outcome.detail) == ("died", "SIGABRT")
     assert ran.record.observation is not None
 

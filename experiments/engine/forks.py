@@ -185,3 +185,5 @@ class Forked:
         while not self._server.lost and self._folder not in self._server.statuses and time.monotonic() < deadline:
             self._server.read()
             time.sleep(0.001)
+        # A server that does not say so even now may have been stopped. It is not asked again.
+        self._server.lost = self._server.lost or self._folder not in self._server.statuses

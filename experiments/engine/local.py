@@ -42,16 +42,15 @@ def run(
     """
     with contextlib.closing(_Runner(roots, scratch, forks)) as runner:
         waiting = deque(specs)
-        while waiting or runner.running:
-            while waiting and len(runner.running) < workers:
-                spec = waiting.popleft()
+        while waiting or runner.suspects or runner.running:
+            while len(runner.running) < workers and (spec := runner.next(waiting)) is not None:
                 folder = runner.folder(spec)
                 need = missing.get(spec.digest()) or launch.changed(spec, roots[spec.setting.sources])
                 if need is not None:
                     yield launch.not_run(spec, folder, need), folder
                 else:
                     runner.start(spec)
-            yield from runner.ended(waiting)
+            yield from runner.ended()
             watch(len(runner.running))
             time.sleep(TICK)
 
@@ -65,6 +64,16 @@ class _Runner:
         self._scratch = scratch
         self._lost: Counter[str] = Counter()
         self.running: list[launch.Running] = []
+        self.suspects: deque[Spec] = deque()
+        """Their process was lost. They run again alone, so that a second loss is their own doing."""
+
+    def next(self, waiting: deque[Spec]) -> Spec | None:
+        """What may be started now, if anything may."""
+        if any(self._lost[one.spec.digest()] for one in self.running):
+            return None
+        if self.suspects:
+            return None if self.running else self.suspects.popleft()
+        return waiting.popleft() if waiting else None
 
     def folder(self, spec: Spec) -> Path:
         return self._scratch / spec.digest()[:16]
@@ -74,27 +83,27 @@ class _Runner:
         starter = self._forks.start if forked else self._fresh[spec.setting.sources]
         self.running.append(launch.start(spec, self.folder(spec), starter))
 
-    def ended(self, waiting: deque[Spec]) -> Iterator[tuple[Record, Path]]:
+    def ended(self) -> Iterator[tuple[Record, Path]]:
         """Take those that have ended off the list; those that were lost wait to be run again."""
         for one in list(self.running):
             try:
                 record = one.poll()
             except launch.LostError as error:
                 self.running.remove(one)
-                record = self._again(one, waiting, str(error))
+                record = self._again(one, str(error))
             else:
                 if record is not None:
                     self.running.remove(one)
             if record is not None:
                 yield record, one.folder
 
-    def _again(self, one: launch.Running, waiting: deque[Spec], why: str) -> Record | None:
+    def _again(self, one: launch.Running, why: str) -> Record | None:
         one.stop()
         self._lost[one.spec.digest()] += 1
         if self._lost[one.spec.digest()] >= TRIES:
             return launch.lost(one.spec, one.folder, why)
-        shutil.rmtree(one.folder)
-        waiting.appendleft(one.spec)
+        shutil.rmtree(one.folder, ignore_errors=True)
+        self.suspects.append(one.spec)
         return None
 
     def close(self) -> None:

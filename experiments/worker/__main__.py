@@ -73,7 +73,7 @@ def _end_with_parent(pipe: int) -> None:
         _end_with_parent_even_if_stuck()
 
 
-def _end_group_with_parent(pipe: int) -> None:
+def _end_group_with_parent(pipe: int, folder: str) -> None:
     """As above, by a process beside this one. A thread of ours needs the interpreter lock, which code that is
     stuck in C may hold for ever; Linux's signal on the parent's death reaches one process, not its children.
     """
@@ -87,12 +87,34 @@ def _end_group_with_parent(pipe: int) -> None:
         os.close(held)
         if os.fork() == 0:  # not our child, so that a case that waits for its children does not wait for it
             ready, _, _ = select.select([pipe, ended], [], [])
+            while pipe not in ready and _is_there(worker):  # the case may have closed `held`
+                ready, _, _ = select.select([pipe], [], [], 1.0)
             if pipe in ready:
+                _end_strays(Path(folder) / "tmp")
                 os.killpg(0, signal.SIGKILL) if ours else os.kill(worker, signal.SIGKILL)
         os._exit(0)
     os.waitpid(child, 0)
     os.close(pipe)
     os.close(ended)
+
+
+def _end_strays(temporary: Path) -> None:
+    """End what the case took out of its group: on Linux, its environment still names the worker's own folder."""
+    if os.environ.get("TMPDIR") != str(temporary):
+        return
+    mark = os.fsencode(f"TMPDIR={temporary}")
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(process.name) != os.getpid() and mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _wait_for_end(pipe: int) -> None:
@@ -132,7 +154,7 @@ def main(arguments: list[str]) -> int:
         server.serve(ROOT, _end_with_parent)
         return 0
     if len(arguments) == 1 and not arguments[0].startswith("-"):
-        _end_group_with_parent(_own_stdin())
+        _end_group_with_parent(_own_stdin(), arguments[0])
         from experiments.worker import limits  # noqa: PLC0415 - as above
 
         limits.apply(Path(arguments[0]))
@@ -149,6 +171,6 @@ if __name__ == "__main__":
     # The observation is in place, so nothing is lost by not taking the interpreter apart, which costs a
     # third of a second or more once torch is loaded and can hang on a thread that the case left behind.
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the case may have closed or replaced it
+        with contextlib.suppress(BaseException):  # the case may have closed or replaced it
             stream.flush()
     os._exit(status)

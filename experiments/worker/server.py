@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -27,6 +28,9 @@ import torch.profiler
 import torch.utils.checkpoint
 
 from . import describe, limits, replay
+
+LONGEST_END = 1.0
+"""Seconds after SIGKILL in which the children must have ended."""
 
 
 def serve(root: Path, watch_parent: Callable[[int], None]) -> None:
@@ -89,7 +93,8 @@ class _Server:
                     self.fork(json.loads(line))
 
     def say(self, **answer: Any) -> None:
-        os.write(self.answers, json.dumps(answer).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # the driver has ended, and so shall we
+            os.write(self.answers, json.dumps(answer).encode() + b"\n")
 
     def fork(self, request: dict[str, Any]) -> None:
         folder = request["folder"]
@@ -122,9 +127,16 @@ class _Server:
                 os.waitpid(stray, 0)
 
     def end(self) -> None:
-        for child in self.children:
-            with contextlib.suppress(OSError):
-                os.killpg(child, signal.SIGKILL)
+        """End all children, and then what they leave, which is ours once they have ended."""
+        deadline = time.monotonic() + LONGEST_END
+        while self.children and time.monotonic() < deadline:
+            for child in self.children:
+                for kill in (os.killpg, os.kill):  # it may have gone to another group
+                    with contextlib.suppress(OSError):
+                        kill(child, signal.SIGKILL)
+            time.sleep(0.005)
+            self.reap()
+        self.end_strays()
 
     def be_child(self, folder: Path, *, describes: bool) -> NoReturn:
         status = 1
@@ -139,9 +151,9 @@ class _Server:
         except BaseException:  # noqa: BLE001 - as at the top of any process: say so on stderr, exit with 1
             traceback.print_exc()
         finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(BaseException):  # the case may have replaced it
+                    stream.flush()
             os._exit(status)
 
     def leave_server(self, folder: Path) -> None:
