@@ -49,6 +49,8 @@ PATIENCE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 LONGEST_END = 10.0
 """Seconds after SIGKILL in which somebody must say that the process has ended."""
+OWN_FILES = 2**24
+"""Bytes that the worker's own files may take beside what the case writes: one file of the case may fill the limit."""
 LOOK = 0.2
 """Seconds between two looks at what takes longer to find out: the memory of a group, the size of a folder."""
 
@@ -256,7 +258,7 @@ class Running:
             self._ended_for = _ended("out_of_memory", self._phase(), f"over {self.spec.setting.memory} bytes")
             self._kill_at = current
             self._end_group(_KILL)
-        elif self._looked(current) and _size(self.folder) > self.spec.setting.disk:
+        elif self._looked(current) and _size(self.folder) > self.spec.setting.disk + OWN_FILES:
             self._ended_for = _ended("died", self._phase(), f"over {self.spec.setting.disk} bytes on disk")
             self._kill_at = current
             self._end_group(_KILL)

@@ -296,7 +296,7 @@ class Setting:
     output: int
     """Bytes kept of each of stdout and stderr."""
     disk: int
-    """Bytes that one file, and all files in the process's own folder, may grow to."""
+    """Bytes that one file, and all files of the case in the process's own folder, may grow to."""
     keep: int
     """Bytes up to which a tensor is kept whole."""
     hash_seed: int
