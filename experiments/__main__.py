@@ -77,12 +77,19 @@ def _job(cfg: DictConfig) -> None:
 def run(cfg: Config) -> int:
     """Plan, run, archive, publish, report. Gives the exit status."""
     with contextlib.closing(Forks(catalogue.ROOT)) as forks, contextlib.ExitStack() as leaving:
-        wanted = cfg.tracking.enabled and not cfg.dry_run
-        publishing = Publishing.begin(cfg.tracking.wait) if wanted else Publishing.nobody()
+        publishing = _publishing(cfg)
         leaving.callback(publishing.abandon)
         with console.status("asking the interpreter which scenarios and devices there are"):
             listed = _listed(cfg, forks)
         return _planned(cfg, listed, forks, publishing)
+
+
+def _publishing(cfg: Config) -> Publishing:
+    """Started first, because importing mlflow and making its store take as long as planning does."""
+    tracking = cfg.tracking
+    if cfg.dry_run or not tracking.enabled:
+        return Publishing.nobody()
+    return Publishing.begin(tracking.uri, tracking.artifacts, tracking.wait)
 
 
 def _listed(cfg: Config, forks: Forks) -> Catalogue:
@@ -160,8 +167,7 @@ def _sweep(cfg: Config, machine: str, made: Plan, archive: Archive, forks: Forks
         if place.sweep.resumed:
             say(f"resuming sweep {place.sweep.id}: {len(done)} of {len(made.specs)} processes are archived already")
         if cfg.tracking.enabled:
-            where = {"archive": cfg.archive.url, "blobs": cfg.archive.blobs}
-            publishing.sweep(place.sweep.id, **where, tracking=cfg.tracking.uri, artifacts=cfg.tracking.artifacts)
+            publishing.sweep(place.sweep.id, archive=cfg.archive.url, blobs=cfg.archive.blobs)
         try:
             _run(cfg, made, archive, place, done, forks, publishing)
         except KeyboardInterrupt:

@@ -234,7 +234,8 @@ class Running:
             self._keep_limits()
             return None
         duration = time.monotonic() - self._started
-        _end_strays(self.folder)
+        if self.spec.setting.isolation == "fresh":
+            _end_strays(self.folder)
         return self._compose(code, duration)
 
     def stop(self) -> None:

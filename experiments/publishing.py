@@ -31,9 +31,9 @@ class Publishing:
         return cls(None, io.BytesIO(), io.BytesIO(), 0.0)
 
     @classmethod
-    def begin(cls, wait: float) -> Publishing:
-        """Start ``python -m store publish --follow``. `wait` is how many seconds it gets, once the sweep is
-        over, to finish. It touches nothing before it is told the sweep.
+    def begin(cls, tracking: str, artifacts: str, wait: float) -> Publishing:
+        """Start ``python -m store publish --follow`` for this MLflow, whose store it makes at once. `wait` is
+        how many seconds it gets, once the sweep is over, to finish.
         """
         # Files without a name: they go when this process does, however that ends.
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - open as long as it runs
@@ -44,15 +44,15 @@ class Publishing:
             stderr=err,
             start_new_session=True,
         )
-        return cls(process, out, err, wait)
+        made = cls(process, out, err, wait)
+        # Addresses are told here and not on the command line, which everybody on the machine can read.
+        made._tell({"tracking": tracking, "artifacts": artifacts})
+        return made
 
-    def sweep(self, name: str, *, archive: str, blobs: str, tracking: str, artifacts: str) -> None:
-        """The sweep is known, and the archive is there. What the addresses are is told here and not on the
-        command line, which everybody on the machine can read.
-        """
+    def sweep(self, name: str, *, archive: str, blobs: str) -> None:
+        """The sweep is known, and the archive is there."""
         self._told = True
-        where = {"archive": archive, "blobs": blobs, "tracking": tracking, "artifacts": artifacts}
-        self._tell({"sweep": name, **where})
+        self._tell({"sweep": name, "archive": archive, "blobs": blobs})
 
     def group(self, digests: Sequence[str]) -> None:
         """All records of one scenario are archived."""

@@ -7,10 +7,11 @@ The protocol of ``--follow``, for the driver that starts it:
 
     stdout  ``ready`` once the store is there, or ``unreachable``; at the end a JSON object with the numbers
             of replays published, skipped (already there) and failed.
-    stdin   JSON objects, one a line. If no SWEEP was given, first ``{"sweep": ID, "archive": URL, "blobs":
-            FOLDER, "tracking": URI, "artifacts": FOLDER or empty}``: addresses may hold passwords, which
-            everybody can read on a command line. Then for each scenario ``{"records": [digest, ...]}``, the
-            records of all its cases, which are in the archive by then; at last ``{"end": true}``.
+    stdin   JSON objects, one a line. If no SWEEP was given, first ``{"tracking": URI, "artifacts": FOLDER or
+            empty}``, upon which MLflow's store is made, and then ``{"sweep": ID, "archive": URL, "blobs":
+            FOLDER}``: addresses may hold passwords, which everybody can read on a command line. For each
+            scenario ``{"records": [digest, ...]}``, the records of all its cases, which are in the archive by
+            then; at last ``{"end": true}``.
     stderr  sentences for people.
     exit    0, or 2 if MLflow could not be used. Standard input is read to its end in any case.
 
@@ -39,7 +40,7 @@ from experiments.record import replays
 from store.errors import ArchiveError
 from store.publisher import Sweep
 from store.talk import say, tell
-from store.tracking import ARTIFACTS, TRACKING, Published, Source, Tracking, TrackingError, imported, sqlite_file
+from store.tracking import ARTIFACTS, TRACKING, Published, Source, Tracking, TrackingError, sqlite_file
 
 _LATER = "Nothing is lost: `python -m store publish` publishes it later."
 
@@ -79,9 +80,12 @@ def main_publish(archive: Source, arguments: argparse.Namespace) -> int:
 
 
 def _folder(arguments: argparse.Namespace) -> Path | None:
-    if arguments.artifacts is None and arguments.tracking.startswith("http"):
-        return None
-    return Path(arguments.artifacts or ARTIFACTS)
+    return arguments.artifacts or _default(arguments.tracking)
+
+
+def _default(uri: str) -> Path | None:
+    """Where artifacts are kept unless somebody says otherwise; a server has a place of its own."""
+    return None if uri.startswith("http") else Path(ARTIFACTS)
 
 
 def _publish(archive: Source, tracking: Tracking, arguments: argparse.Namespace) -> Published:
@@ -170,15 +174,18 @@ class Orders:
 def awaited(stream: IO[str]) -> dict[str, Any] | None:
     """The arguments of `publish`, once the driver knows the sweep; None if it ends without one.
 
-    mlflow is imported meanwhile, which takes as long as the driver takes to plan.
+    MLflow's store is made meanwhile, which takes as long as the driver takes to plan. If that fails, it is
+    tried again, and said, when there is something to publish.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=imported, daemon=True).start()
     try:
+        first = json.loads(stream.readline())
+        tracking, artifacts = str(first["tracking"]), Path(first["artifacts"]) if first["artifacts"] else None
+        with contextlib.suppress(TrackingError), Tracking(tracking, artifacts or _default(tracking)) as store:
+            store.prepare()
         told = json.loads(stream.readline())
-        artifacts = Path(told["artifacts"]) if told["artifacts"] else None
-        urls = {"archive": str(told["archive"]), "blobs": Path(told["blobs"]), "tracking": str(told["tracking"])}
-        return {"follow": str(told["sweep"]), "artifacts": artifacts, **urls}
+        where = {"archive": str(told["archive"]), "blobs": Path(told["blobs"])}
+        return {"follow": str(told["sweep"]), "tracking": tracking, "artifacts": artifacts, **where}
     except (ValueError, LookupError, TypeError):
         return None
 

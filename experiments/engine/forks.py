@@ -44,12 +44,14 @@ class Forks:
         launch.prepare(folder)
         server = self._server(python or sys.executable, launch.environment(1, hash_seed, variables))
         child = server.fork({"folder": str(folder), "describe": True})
-        while (status := child.poll()) is None:
+        listed = folder / "catalogue.json"
+        # Renamed into place when it is whole. The server, which is importing meanwhile, says so only later.
+        while (status := child.poll()) is None and not listed.is_file():
             time.sleep(0.005)
-        if status:
+        if not listed.is_file():
             said = (folder / "stderr").read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
             raise launch.LaunchError(f"the scenarios could not be listed: {said[-1] if said else f'status {status}'}")
-        return parse((folder / "catalogue.json").read_text(encoding="utf-8"))
+        return parse(listed.read_text(encoding="utf-8"))
 
     def _server(self, python: str, variables: Mapping[str, str]) -> _Server:
         key = json.dumps([python, sorted(variables.items())])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import random
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 import torch
-import torch._dynamo  # the first call of `checkpoint` imports it, which takes a second
 import torch.profiler
 import torch.utils.checkpoint
 
@@ -38,10 +38,7 @@ def serve(root: Path, watch_parent: Callable[[int], None]) -> None:
 
     `watch_parent` is called in each child with the end of a pipe that closes when this server dies.
     """
-    server = _Server(root, watch_parent)
-    gc.collect()
-    gc.freeze()  # so that collections in children do not copy the pages of what they never touch
-    server.run()
+    _Server(root, watch_parent).run()
 
 
 def _adopt_orphans() -> None:
@@ -78,6 +75,7 @@ class _Server:
 
     def run(self) -> None:
         self.say(ready=os.getpid())
+        self.warm = False
         rest = b""
         while True:
             ready, _, _ = select.select([0, self.woken], [], [])
@@ -96,8 +94,19 @@ class _Server:
         with contextlib.suppress(BrokenPipeError):  # the driver has ended, and so shall we
             os.write(self.answers, json.dumps(answer).encode() + b"\n")
 
+    def warm_up(self) -> None:
+        """Import what the first call of `checkpoint` would, which takes a second. The scenarios are listed by a
+        child that needs none of it, at the same time.
+        """
+        importlib.import_module("torch._dynamo")
+        self.warm = True
+        gc.collect()
+        gc.freeze()  # so that collections in children do not copy the pages of what they never touch
+
     def fork(self, request: dict[str, Any]) -> None:
         folder = request["folder"]
+        if not self.warm and not request.get("describe", False):
+            self.warm_up()
         child = os.fork()
         if child == 0:
             self.be_child(Path(folder), describes=request.get("describe", False))
@@ -106,6 +115,8 @@ class _Server:
             os.setpgid(child, child)
         self.children[child] = folder
         self.say(started=folder, pid=child)
+        if not self.warm:
+            self.warm_up()
 
     def reap(self) -> None:
         self.end_strays()
