@@ -93,6 +93,13 @@ class Difference:
     relative standard error of about 3 %. None for tensors kept whole."""
 
     @property
+    def sampled(self) -> str:
+        """Words to put beside a number that was found in a sample. Empty if every element was compared."""
+        return (
+            "" if self.compared == self.elements else f" (in a sample of {self.compared} of {self.elements} elements)"
+        )
+
+    @property
     def same_bits(self) -> bool:
         return not math.isnan(self.absolute) and self.equal_bits == self.compared == self.elements
 

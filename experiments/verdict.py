@@ -268,7 +268,7 @@ def _compared(expected: Agrees | Differs, record: Record, context: Context) -> t
     if not found or any(math.isnan(item.absolute) for item in found) or _outputs(record) != _outputs(reference):
         return CANNOT_SAY, "tensors are missing or of other shapes than the reference's"
     largest = max(found, key=lambda item: item.absolute)
-    shown = f"largest difference {largest.absolute:.3g} in {largest.role} {largest.name}"
+    shown = f"largest difference {largest.absolute:.3g} in {largest.role} {largest.name}{largest.sampled}"
     if isinstance(expected, Differs):
         return _says(largest.absolute >= expected.by_at_least, f"{shown}, expected at least {expected.by_at_least:g}")
     if all(item.same_bits for item in found):

@@ -236,11 +236,14 @@ def _silently(found: Sequence[tuple[Replay, Context]], fetch: Fetch) -> Iterator
         if record is None or reference is None or exact is None or question.label() in seen:
             continue
         seen.add(question.label())
-        sizes = [_largest(a, b, fetch) for a, b in ((record, reference), (record, exact), (reference, exact))]
+        pairs = ((record, reference), (record, exact), (reference, exact))
+        found_in = [d for d in differences(record, reference, fetch) if d.role == "gradient"]
+        sizes = [_largest(a, b, fetch) for a, b in pairs]
+        sampled = next((d.sampled for d in found_in if d.sampled), "")
         where = f"{question.dtype}, {question.parameters.get('size')}"
         yield (
             f"{where}: gradients differ from MATH by up to {sizes[0]:.2g} "
-            f"(own float64 error {sizes[1]:.2g}, MATH's {sizes[2]:.2g})"
+            f"(own float64 error {sizes[1]:.2g}, MATH's {sizes[2]:.2g}){sampled}"
         )
 
 

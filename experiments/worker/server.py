@@ -1,4 +1,5 @@
-"""A process that has imported torch and forks a child for each case: as good as fresh, and twenty times cheaper.
+"""A process that has imported torch and forks a child for each case: as good as fresh, at a tenth of the
+cost or less.
 
 The server only imports. It runs no operator, because a child of a process that has run a parallel one hangs,
 and it starts no thread. What a fresh interpreter would draw anew, the child draws anew: the seeds of torch and
