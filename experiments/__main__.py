@@ -35,6 +35,7 @@ from experiments.overrides import refusal
 from experiments.progress import Bar, console, say
 from experiments.publishing import Publishing
 from experiments.record import Record, RecordError, Replay, Spec, digest, replays
+from experiments.series import measured, points
 from experiments.verdict import NOT_AS_EXPECTED, Verdict, contexts, judge
 from reports import files
 from store.archive import Archive, ArchiveError, Sweep
@@ -295,11 +296,21 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
     )
     for what, count in wrong.items():
         print(f"  not as expected ({count} {'replay' if count == 1 else 'replays'}): {visible(what)}")
+    astray = _series(made)
     differing = _audited(audit(made, archive.fetch))
     if path is not None:
         print(f"report: {path}")
     print("browse: make ui")
-    return 1 if counts[NOT_AS_EXPECTED] or differing else 0
+    return 1 if counts[NOT_AS_EXPECTED] or astray or differing else 0
+
+
+def _series(made: Sequence[Replay]) -> int:
+    """Say what the series came to, and give how many curves are not as expected."""
+    curves = [(one, curve) for one in measured(p for replay in made for p in points(replay)) for curve in one.curves]
+    judged = [(one, curve) for one, curve in curves if curve.word]
+    for one, curve in judged:
+        print(f"series {one.series.name}: {curve.case} on {curve.device}: {curve.word}: {curve.reason}")
+    return sum(curve.word == NOT_AS_EXPECTED for _, curve in judged)
 
 
 def _audited(found: Sequence[tuple[Replay, Agreement]]) -> int:

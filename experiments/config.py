@@ -21,6 +21,7 @@ from omegaconf import MISSING
 from .catalogue import Catalogue, Entry
 from .catalogue import labels as labels_of
 from .record import PASSES, Mark, Question, Setting, Spec, case_label
+from .series import Expected, Series
 
 
 class ConfigError(Exception):
@@ -117,6 +118,32 @@ class LimitsConfig:
 
 
 @dataclass
+class ExponentConfig:
+    """The exponent that a curve of a series should have."""
+
+    value: float = MISSING
+    within: float = MISSING
+
+
+@dataclass
+class SeriesConfig:
+    """One scenario over one of its parameters, drawn as a figure: see `series.Series`."""
+
+    title: str = MISSING
+    scenario: str = MISSING
+    parameter: str = MISSING
+    """A parameter of the cases, or dtype or threads."""
+    cases: list[str] = MISSING
+    measure: str = MISSING
+    """``forward peak``, ``backward held``, ``forward seconds`` and the like, or the name of an observed number."""
+    unit: str = ""
+    line: str = ""
+    """Name of an observed number that is drawn in as a line."""
+    exponents: dict[str, ExponentConfig] = field(default_factory=dict)
+    """By case."""
+
+
+@dataclass
 class Config:
     """One sweep."""
 
@@ -139,6 +166,8 @@ class Config:
     """Print the plan and run nothing."""
     outputs: str = "outputs"
     """Folder of all that a sweep writes."""
+    series: dict[str, SeriesConfig] = field(default_factory=dict)
+    """What is drawn over a parameter, by name; of scenarios that are chosen."""
     report: bool = True
     """Write the evidence report when the sweep is over."""
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
@@ -186,6 +215,7 @@ def plan(cfg: Config, catalogue: Catalogue) -> Plan:
     devices = _devices(cfg, catalogue)
     whole = [entry for entry in chosen if entry.error is None]
     _check_cases(cfg.cases, whole)
+    _check_series(cfg, catalogue)
     specs = tuple(
         spec for entry in whole for listed in [_on(entry, devices, cfg)] for spec in (*listed, *_audited(listed, cfg))
     )
@@ -230,6 +260,31 @@ def _check_cases(patterns: Sequence[str], entries: Sequence[Entry]) -> None:
             near = difflib.get_close_matches(pattern, [*labels, *{label.partition("[")[0] for label in labels}], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(f"no case matches {pattern!r}; {hint}`python -m experiments.catalogue` lists them")
+
+
+def _check_series(cfg: Config, catalogue: Catalogue) -> None:
+    """Everything that a series names is there: a point that nobody measures would be missing without a word."""
+    entries = {entry.name: entry for entry in catalogue.entries}
+    for name, series in cfg.series.items():
+        if series.scenario not in entries:
+            near = difflib.get_close_matches(series.scenario, list(entries), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`python -m experiments.catalogue` lists them"
+            raise ConfigError(f"series.{name}: no scenario is named {series.scenario!r}; {hint}")
+        if entries[series.scenario].error is not None:
+            continue
+        cases = {case["name"]: case for case in entries[series.scenario].cases}
+        for case in (*series.cases, *series.exponents):
+            if case not in cases:
+                raise ConfigError(f"series.{name}: {series.scenario} has no case {case!r}; it has {', '.join(cases)}")
+        known = {"dtype", "threads", *(key for case in series.cases for key in _parameters(cases[case]))}
+        if series.parameter not in known:
+            raise ConfigError(
+                f"series.{name}: its cases have no parameter {series.parameter!r}; known are {', '.join(sorted(known))}"
+            )
+
+
+def _parameters(case: Mapping[str, Any]) -> set[str]:
+    return {key for variant in case["variants"] for key in variant["parameters"]}
 
 
 def _in_suite(entry: Entry, suite: Suite) -> bool:
@@ -279,12 +334,17 @@ def _entry(entry: Entry, device: str, cfg: Config) -> Iterator[Spec]:
             exact = chosen.dtype != chosen.input_dtype
             if exact and repeat:
                 continue
-            for pass_ in PASSES[:1] if exact else [one for one in PASSES if Pass(one) in cfg.passes]:
+            for pass_ in PASSES[:1] if exact else _passes(chosen.case, cfg):
                 yield Spec(
                     question=_question(entry, chosen, device, cfg, pass_),
                     setting=_setting(chosen, cfg, repeat, replays),
                     mark=_mark(entry, chosen, device, cfg),
                 )
+
+
+def _passes(case: Mapping[str, Any], cfg: Config) -> list[str]:
+    """A case whose operators are not the point is not profiled."""
+    return [one for one in PASSES if Pass(one) in cfg.passes and (one != "profiled" or case["profiled"])]
 
 
 def _wanted(entry: Entry, device: str, cfg: Config) -> list[_Chosen]:
@@ -368,6 +428,7 @@ def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting
         output=case["output"] or limits.output,
         disk=case["disk"] or limits.disk,
         keep=limits.keep,
+        compile_cache="private",
         hash_seed=cfg.hash_seed,
         repeat=repeat,
         attempt=0,
@@ -408,7 +469,19 @@ def _mark(entry: Entry, chosen: _Chosen, device: str, cfg: Config) -> Mark:
         reference=None if reference is None else _question(entry, reference, device, cfg, "plain").case_digest(),
         float64=None if exact is None else _question(entry, exact, device, cfg, "plain").case_digest(),
         fork_safe=case["fork_safe"],
+        series=tuple(_series(entry, case["name"], cfg)),
     )
+
+
+def _series(entry: Entry, case: str, cfg: Config) -> Iterator[dict[str, Any]]:
+    """The series that the case is a curve of."""
+    for name, one in sorted(cfg.series.items()):
+        if one.scenario == entry.name and case in one.cases:
+            exponents = {case: Expected(wanted.value, wanted.within) for case, wanted in one.exponents.items()}
+            told = {"title": one.title, "parameter": one.parameter, "measure": one.measure, "unit": one.unit}
+            yield Series(
+                name=name, scenario=one.scenario, cases=tuple(one.cases), line=one.line, exponents=exponents, **told
+            ).to_json()
 
 
 # Needs.
@@ -426,10 +499,12 @@ def _missing(spec: Spec, catalogue: Catalogue) -> list[str]:
 def _has(need: str, spec: Spec, catalogue: Catalogue) -> bool:
     if need == "cuda":
         return catalogue.has_cuda and spec.question.device == "cuda"
+    if need == "inductor":
+        return catalogue.compiles(spec.question.device)
     found = _NEED.fullmatch(need)
     if found is None:
         raise ConfigError(
-            f"{spec.question.scenario}: need {need!r} is unknown; known are cuda and torch>=X.Y, torch<X.Y"
+            f"{spec.question.scenario}: need {need!r} is unknown; known are cuda, inductor, torch>=X.Y and torch<X.Y"
         )
     here = tuple(int(part) for part in re.findall(r"\d+", catalogue.machine["torch"]["version"])[:2])
     asked = (int(found.group(2)), int(found.group(3)))

@@ -42,6 +42,7 @@ from .record import (
     Spec,
     canonical,
     digest,
+    own_folders,
     parse,
 )
 
@@ -162,6 +163,8 @@ def environment(threads: int, hash_seed: int, variables: Mapping[str, str]) -> d
         "OMP_NUM_THREADS": str(threads),
         # numpy, if torch finds it, would start a thread on import, and a server that has threads must not fork.
         "OPENBLAS_NUM_THREADS": "1",
+        # Inductor would start processes of its own, one for each core, that outlive a compilation.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "PYTHONHASHSEED": str(hash_seed),
         **variables,
     }
@@ -187,7 +190,7 @@ def _process(spec: Spec, folder: Path, root: Path) -> subprocess.Popen[bytes]:
             stdout=out,
             stderr=err,
             cwd=folder / "tmp",
-            env={**variables, "TMPDIR": own, "TEMP": own},
+            env={**variables, **own_folders(own)},
             start_new_session=True,
         )
 

@@ -11,6 +11,8 @@ Only the standard library is imported here, and nothing newer than Python 3.9: w
 
 Schema history:
     1   first.
+    2   a setting names the compile cache, a mark the series it belongs to, memory the largest single allocation;
+        a process may warm up before it is looked at.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the record's JSON that this code writes. It reads 1 to SCHEMA."""
 
 PASSES = ("plain", "profiled")
 ENDINGS = ("finished", "raised", "timed_out", "out_of_memory", "died", "not_run")
-PHASES = ("inputs", "forward", "backward")
+PHASES = ("inputs", "warm-up", "forward", "backward")
 
 _LARGEST = 2**53
 _MAX_DEPTH = 64
@@ -216,6 +219,14 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in VARIABLES if name in environment}
 
 
+def own_folders(temporary: str) -> dict[str, str]:
+    """What makes `temporary` the place of a process's own files, compiled code included, which starts empty: no
+    process finds what another has compiled.
+    """
+    caches = {f"{name}_CACHE_DIR": str(Path(temporary) / "compiled") for name in ("TORCHINDUCTOR", "TRITON")}
+    return {"TMPDIR": temporary, "TEMP": temporary, **caches}
+
+
 def machine_identity(facts: Mapping[str, Any]) -> str:
     """Digest of what makes a machine this one: host, processor, GPU, system. Not torch, threads, switches."""
     cpu = {name: facts["cpu"][name] for name in ("model", "architecture", "cores")}
@@ -299,6 +310,8 @@ class Setting:
     """Bytes that one file, and all files of the case in the process's own folder, may grow to."""
     keep: int
     """Bytes up to which a tensor is kept whole."""
+    compile_cache: str
+    """``private``: compiled code is cached in a folder of the process's own, empty when it starts."""
     hash_seed: int
     """PYTHONHASHSEED."""
     repeat: int
@@ -331,6 +344,8 @@ class Mark:
     float64: str | None
     """Case digest of the reference calculated in float64 from the same inputs. None for that one itself."""
     fork_safe: bool
+    series: tuple[Mapping[str, Any], ...]
+    """Series of measured points that the case is one of, as `series.Series` writes them."""
 
 
 @dataclass(frozen=True)
@@ -359,7 +374,7 @@ class Spec:
         setting = _object(data["setting"], Setting, "setting")
         setting["timeout"] = number(setting["timeout"])
         mark = _object(data["mark"], Mark, "mark")
-        mark.update(expectations=tuple(mark["expectations"]), needs=tuple(mark["needs"]))
+        mark.update({name: tuple(mark[name]) for name in ("expectations", "needs", "series")})
         question = Question(**_object(data["question"], Question, "question"))
         return cls(question=question, setting=Setting(**setting), mark=Mark(**mark))
 
@@ -474,6 +489,18 @@ class Memory:
     """Allocated by torch on the GPU when the phase began. None off the GPU."""
     cuda_peak: int | None
     cuda_after: int | None
+    largest: int | None
+    """Largest single allocation of torch on the case's device during the phase. None except in the profiled pass."""
+
+    def grown(self, *, peak: bool) -> int | None:
+        """Bytes at the phase's peak, or held at its end, above those at its start: of the GPU if the case ran
+        there, else resident. None where the system does not tell.
+        """
+        cuda = self.cuda_before is not None
+        before = self.cuda_before if cuda else self.before
+        after = self.cuda_after if cuda else self.after
+        reached = (self.cuda_peak if cuda else self.peak) if peak else after
+        return None if before is None or reached is None else reached - before
 
 
 @dataclass(frozen=True)
@@ -604,6 +631,8 @@ class Record:
     observation: Observation | None
     """None if the worker left none that can be read."""
     ending: Ending
+    written: str | None = field(default=None, init=False, compare=False, repr=False)
+    """For a record of an older schema the text it was read from, which its digest is of. None for one of this."""
 
     def evidence(self) -> dict[str, Any]:
         """The part that a replay must repeat. Times, hosts, process ids and memory are not in it.
@@ -660,7 +689,7 @@ class Record:
 
     def text(self) -> str:
         """The record as canonical JSON: what is stored, and what its digest is of."""
-        return canonical(self.to_json())
+        return canonical(self.to_json()) if self.written is None else self.written
 
     @classmethod
     def from_text(cls, text: str) -> Record:
@@ -671,9 +700,10 @@ class Record:
         data = parse(text)
         if not isinstance(data, dict):
             raise RecordError("a record is a JSON object")
-        data = _upgraded(data)
-        _keys(data, "record", ("spec", "outcome", "observation", "ending", "evidence_digest"))
         try:
+            newest = data.get("schema") == SCHEMA
+            data = _upgraded(data)
+            _keys(data, "record", ("spec", "outcome", "observation", "ending", "evidence_digest"))
             record = _record(data)
             found = {"evidence digest": record.evidence_digest(), "fingerprint": record.outcome.fingerprint()}
             said = {"evidence digest": data["evidence_digest"], "fingerprint": data["outcome"]["fingerprint"]}
@@ -682,10 +712,23 @@ class Record:
         for name, value in found.items():
             if value != said[name]:
                 raise RecordError(f"{name} is {value}, the record says {said[name]}")
+        if not newest:
+            object.__setattr__(record, "written", text)
         return record
 
 
-_UPGRADES: list[Any] = []
+def _second(data: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 had private compile caches and no series, and did not look at single allocations."""
+    spec = {**data["spec"]}
+    spec["setting"] = {**spec["setting"], "compile_cache": "private"}
+    spec["mark"] = {**spec["mark"], "series": []}
+    seen = data["observation"]
+    if seen is not None:
+        seen = {**seen, "memory": [{**row, "largest": None} for row in seen["memory"]]}
+    return {**data, "spec": spec, "observation": seen}
+
+
+_UPGRADES: list[Any] = [_second]
 """`_UPGRADES[n - 1]` turns schema n into n + 1. Stored text is never changed; only the reading is."""
 
 

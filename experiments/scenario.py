@@ -14,6 +14,7 @@ A scenario file holds one fault or one claim about torch. It imports torch and t
 A case takes the inputs by name (and its variant's parameters, by name) and returns the scalar to
 differentiate; the worker calls `backward()` on it. A case that must stay inside a `with` block while
 the gradients are computed *yields* the scalar instead: the worker differentiates, then lets it end.
+A case marked ``gradient=False`` is not differentiated and may return nothing: what it observes is compared.
 
 Marks may be stacked on one function, each with its own variants (`over=`, `dtypes=`) or devices (`on=`),
 because the same call can break on one device and be a control on another.
@@ -126,6 +127,27 @@ class Peaks:
 
 
 @dataclass(frozen=True)
+class Holds:
+    """The memory still held when one phase has ended lies between two sizes."""
+
+    phase: str
+    at_least: int | None
+    """Bytes above what was held when the phase began. None for no bound."""
+    at_most: int | None
+    """Bytes above what was held when the phase began. None for no bound."""
+    kind: str = "holds"
+
+
+@dataclass(frozen=True)
+class Shows:
+    """The case observed these values."""
+
+    values: Mapping[str, Any]
+    """By the name that `observe` was given. Compared as they lie in the record."""
+    kind: str = "shows"
+
+
+@dataclass(frozen=True)
 class Refuses:
     """torch refuses one allocation of exactly this size."""
 
@@ -160,7 +182,19 @@ class Varies:
 
 
 Expectation = Union[
-    Raises, Agrees, Differs, RecomputesWithout, StateDiffers, NoGradient, Peaks, Refuses, Hangs, Dies, Varies
+    Raises,
+    Agrees,
+    Differs,
+    RecomputesWithout,
+    StateDiffers,
+    NoGradient,
+    Peaks,
+    Holds,
+    Shows,
+    Refuses,
+    Hangs,
+    Dies,
+    Varies,
 ]
 _KINDS: dict[str, Any] = {
     "raises": Raises,
@@ -170,6 +204,8 @@ _KINDS: dict[str, Any] = {
     "state_differs": StateDiffers,
     "no_gradient": NoGradient,
     "peaks": Peaks,
+    "holds": Holds,
+    "shows": Shows,
     "refuses": Refuses,
     "hangs": Hangs,
     "dies": Dies,
@@ -234,13 +270,33 @@ def no_gradient(*names: str) -> NoGradient:
 
 def peaks(phase: str = "forward", *, at_least: int | None = None, at_most: int | None = None) -> Peaks:
     """Memory in use during `phase` peaks between these bytes above what was held at its start."""
-    if phase not in ("inputs", "forward", "backward"):
-        raise ScenarioError(f"peaks(): phase {phase!r} is unknown; known are inputs, forward, backward")
-    if at_least is not None and at_most is not None and at_least > at_most:
-        raise ScenarioError(f"peaks(at_least={at_least}, at_most={at_most}) is not a range")
-    if at_least is None and at_most is None:
-        raise ScenarioError("peaks() needs at_least=, at_most= or both, in bytes")
+    _range("peaks", phase, at_least, at_most)
     return Peaks(phase=phase, at_least=at_least, at_most=at_most)
+
+
+def holds(phase: str = "forward", *, at_least: int | None = None, at_most: int | None = None) -> Holds:
+    """Memory still held at the end of `phase` lies between these bytes above what was held at its start."""
+    _range("holds", phase, at_least, at_most)
+    return Holds(phase=phase, at_least=at_least, at_most=at_most)
+
+
+def _range(word: str, phase: str, at_least: int | None, at_most: int | None) -> None:
+    if phase not in ("inputs", "forward", "backward"):
+        raise ScenarioError(f"{word}(): phase {phase!r} is unknown; known are inputs, forward, backward")
+    if at_least is not None and at_most is not None and at_least > at_most:
+        raise ScenarioError(f"{word}(at_least={at_least}, at_most={at_most}) is not a range")
+    if at_least is None and at_most is None:
+        raise ScenarioError(f"{word}() needs at_least=, at_most= or both, in bytes")
+
+
+def shows(values: Mapping[str, Any] | None = None, **named: Any) -> Shows:
+    """The case observed exactly these values, whichever way it ended: ``shows(compiled=False)``, or
+    ``shows({"calls that ran compiled": 0})`` where the name is no identifier.
+    """
+    found = {**(values or {}), **named}
+    if not found:
+        raise ScenarioError("shows() needs the observed values that are expected, by name")
+    return Shows(values=found)
 
 
 def refuses(*, bytes: int) -> Refuses:
@@ -309,6 +365,12 @@ class Case:
     """Bytes kept of each of stdout and stderr; None for the sweep's own limit."""
     disk: int | None
     """Bytes; None for the sweep's own limit."""
+    gradient: bool
+    """False if it is not differentiated: its inputs require no gradient, and only outputs are compared."""
+    warm_up: bool
+    """True to call it once beforehand, unobserved: for memory, and where a first call compiles."""
+    profiled: bool
+    """False if no profiled pass is wanted: its operators are not the point."""
     run: Callable[..., Any] = field(compare=False)
 
 
@@ -342,7 +404,16 @@ class Scenario:
         return function
 
     def reference(
-        self, function: Function | None = None, *, on: Sequence[str] = DEVICES, needs: Sequence[str] = ()
+        self,
+        function: Function | None = None,
+        *,
+        on: Sequence[str] = DEVICES,
+        needs: Sequence[str] = (),
+        gradient: bool = True,
+        warm_up: bool = False,
+        profiled: bool = True,
+        timeout: float | None = None,
+        memory: int | None = None,
     ) -> Any:
         """Mark the calculation as it should be. With several, the first is what cases are compared with
         unless their mark says `reference=`. It runs in whichever variants its cases have: their dtypes,
@@ -350,7 +421,9 @@ class Scenario:
         """
 
         def mark(function: Function) -> Function:
-            self._add(function, "reference", (), on=on, needs=needs)
+            options: dict[str, Any] = {"timeout": timeout, "memory": memory}
+            looks: dict[str, Any] = {"gradient": gradient, "warm_up": warm_up, "profiled": profiled}
+            self._add(function, "reference", (), on=on, needs=needs, **options, **looks)
             return function
 
         return mark if function is None else mark(function)
@@ -428,6 +501,9 @@ class Scenario:
         memory: int | None = None,
         output: int | None = None,
         disk: int | None = None,
+        gradient: bool = True,
+        warm_up: bool = False,
+        profiled: bool = True,
     ) -> None:
         name = function.__name__
         _check(name, "cause", [] if cause is None else [cause], CAUSES)
@@ -450,6 +526,9 @@ class Scenario:
             memory=memory,
             output=output,
             disk=disk,
+            gradient=gradient,
+            warm_up=warm_up,
+            profiled=profiled,
             run=function,
         )
         for other in self.cases:

@@ -26,8 +26,18 @@ def observe(name, value, **_):
 """
 
 
-def snippet(source: str, case: str, parameters: Mapping[str, Any], dtype: str, seed: int, device: str = "cpu") -> str:
-    """The text to paste for one case of a scenario file with this `source`.
+def snippet(
+    source: str,
+    case: str,
+    parameters: Mapping[str, Any],
+    dtype: str,
+    seed: int,
+    device: str = "cpu",
+    *,
+    gradient: bool = True,
+) -> str:
+    """The text to paste for one case of a scenario file with this `source`; `gradient` says whether the case is
+    differentiated.
 
     Raises KeyError if the file defines no function of that name.
     """
@@ -47,7 +57,7 @@ def snippet(source: str, case: str, parameters: Mapping[str, Any], dtype: str, s
     observed = OBSERVE.strip() if "observe" in kept else ""
     imports = [piece for piece in pieces if piece.startswith(("import ", "from "))]
     rest = [piece for piece in pieces if piece not in imports]
-    call = _call(defined, case, parameters, dtype, seed, device)
+    call = _call(defined, case, parameters, dtype, seed, device, gradient=gradient)
     parts = [head, "\n".join(_with_torch(imports)), observed, *rest, call]
     return "\n\n\n".join(part for part in parts if part) + "\n"
 
@@ -120,31 +130,42 @@ def _call(
     dtype: str,
     seed: int,
     device: str,
+    *,
+    gradient: bool,
 ) -> str:
     """What a person would type below the functions."""
     made = _arguments(defined["inputs"][-1], parameters, first=str(seed))
     taken = _arguments(defined[case][-1], parameters, first="**given")
     lines = ["print(torch.__version__)", "torch.set_num_threads(1)", f"given = inputs({made})"]
-    if dtype != "float32" or device != "cpu":
-        lines += _cast(dtype, device)
+    if dtype != "float32" or device != "cpu" or not gradient:
+        lines += _cast(dtype, device, gradient=gradient)
+    if not gradient:
+        return "\n".join([*lines, *_called(defined[case][-1], f"{case}({taken})")])
     lines += _differentiated(defined[case][-1], f"{case}({taken})")
     lines += ["for name, tensor in given.items():", "    print(name, tensor.grad)"]
     return "\n".join(lines)
 
 
-def _cast(dtype: str, device: str) -> list[str]:
+def _cast(dtype: str, device: str, *, gradient: bool) -> list[str]:
     return [
         "given = {",
         f"    name: tensor.detach().to({device!r}, torch.{dtype} if tensor.is_floating_point() else tensor.dtype)",
-        "    .requires_grad_(tensor.requires_grad)",
+        *(["    .requires_grad_(tensor.requires_grad)"] if gradient else []),
         "    for name, tensor in given.items()",
         "}",
     ]
 
 
 def _differentiated(node: ast.stmt, call: str) -> list[str]:
-    yields = any(isinstance(part, ast.Yield) for part in ast.walk(node))
-    return [f"for total in {call}:", "    total.backward()"] if yields else [f"{call}.backward()"]
+    return [f"for total in {call}:", "    total.backward()"] if _yields(node) else [f"{call}.backward()"]
+
+
+def _called(node: ast.stmt, call: str) -> list[str]:
+    return [f"for total in {call}:", "    print(total)"] if _yields(node) else [f"print({call})"]
+
+
+def _yields(node: ast.stmt) -> bool:
+    return any(isinstance(part, ast.Yield) for part in ast.walk(node))
 
 
 def _arguments(node: ast.stmt, parameters: Mapping[str, Any], first: str) -> str:
@@ -164,6 +185,7 @@ class Found:
     parameters: Mapping[str, Any]
     dtype: str
     device: str
+    gradient: bool
 
 
 def find(entry: Entry, wanted: str) -> Found:
@@ -173,7 +195,7 @@ def find(entry: Entry, wanted: str) -> Found:
     labels: dict[str, Found] = {}
     for case in sorted(entry.cases, key=_device):
         for variant in case["variants"] if case["role"] != "reference" else _reference_variants(entry):
-            found = Found(case["name"], variant["parameters"], variant["dtype"], _device(case))
+            found = Found(case["name"], variant["parameters"], variant["dtype"], _device(case), case["gradient"])
             labels.setdefault(case_label(found.case, found.parameters, found.dtype, found.dtype), found)
             labels.setdefault(found.case, found)
     if wanted not in labels:
@@ -216,7 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     path = catalogue.ROOT / "experiments" / "scenarios" / f"{entries[0].name}.py"
     text = path.read_text(encoding="utf-8")
-    print(snippet(text, found.case, found.parameters, found.dtype, options.seed, found.device), end="")
+    parts = (found.case, found.parameters, found.dtype, options.seed, found.device)
+    print(snippet(text, *parts, gradient=found.gradient), end="")
     return 0
 
 

@@ -15,18 +15,20 @@ from dataclasses import dataclass
 from typing import Sequence
 
 from .agreement import Fetch, allowances, differences
-from .record import Observation, Record, Replay
+from .record import Observation, Record, Replay, canonical, parse
 from .scenario import (
     Agrees,
     Dies,
     Differs,
     Expectation,
     Hangs,
+    Holds,
     NoGradient,
     Peaks,
     Raises,
     RecomputesWithout,
     Refuses,
+    Shows,
     StateDiffers,
     Varies,
     expectation_from_json,
@@ -168,8 +170,10 @@ def _judge(expected: Expectation, replay: Replay, record: Record, context: Conte
         return _varies(expected, context)
     if isinstance(expected, RecomputesWithout):
         return _recomputes_without(expected, replay)
-    if isinstance(expected, Peaks):
-        return _peaks(expected, record)
+    if isinstance(expected, (Peaks, Holds)):
+        return _memory(expected, record)
+    if isinstance(expected, Shows):
+        return _shows(expected, record)
     if isinstance(expected, StateDiffers):
         if record.observation is None:
             return CANNOT_SAY, f"no observation, so no switches: {ending(record)}"
@@ -234,19 +238,33 @@ def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[st
     return _says(forward and not again, where)
 
 
-def _peaks(expected: Peaks, record: Record) -> tuple[str, str]:
+def _memory(expected: Peaks | Holds, record: Record) -> tuple[str, str]:
+    """What a phase took at its peak, or holds at its end, above what was there when it began."""
     rows = [row for row in (record.observation.memory if record.observation else ()) if row.phase == expected.phase]
     if not rows:
         return CANNOT_SAY, f"the {expected.phase} phase was not reached"
-    row = rows[0]
-    before, peak = (row.cuda_before, row.cuda_peak) if row.cuda_peak is not None else (row.before, row.peak)
-    if before is None or peak is None:
-        return CANNOT_SAY, "this system does not tell the peak"
-    grown = peak - before
+    grown = rows[0].grown(peak=isinstance(expected, Peaks))
+    word = "peak" if isinstance(expected, Peaks) else "end"
+    if grown is None:
+        return CANNOT_SAY, f"this system does not tell what is held at the {word} of a phase"
     fits = (expected.at_least is None or grown >= expected.at_least) and (
         expected.at_most is None or grown <= expected.at_most
     )
-    return _says(fits, f"{expected.phase} peaks {grown} bytes above its start")
+    bounds = (("at least", expected.at_least), ("at most", expected.at_most))
+    allowed = " and ".join(f"{name} {bound}" for name, bound in bounds if bound is not None)
+    return _says(fits, f"{expected.phase}: {grown} bytes at its {word} above its start, expected {allowed}")
+
+
+def _shows(expected: Shows, record: Record) -> tuple[str, str]:
+    if record.observation is None:
+        return CANNOT_SAY, f"no observation: {ending(record)}"
+    seen = {one.name: one.value for one in record.observation.observed}
+    wanted = parse(canonical(dict(expected.values)))
+    shown = "; ".join(f"{name}: {canonical(seen[name]) if name in seen else 'not observed'}" for name in wanted)
+    wrong = [name for name, value in wanted.items() if name not in seen or canonical(seen[name]) != canonical(value)]
+    if wrong:
+        return NOT_AS_EXPECTED, f"{shown}; expected {', '.join(f'{name}: {canonical(wanted[name])}' for name in wrong)}"
+    return AS_EXPECTED, shown
 
 
 def _no_gradient(expected: NoGradient, seen: Observation | None) -> tuple[str, str]:

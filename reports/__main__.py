@@ -87,12 +87,10 @@ def _publish(archive: Archive, options: argparse.Namespace) -> int:
     name = options.name or _name(archive, sweep)
     if not re.fullmatch(r"[\w.-]+", name):
         raise ReportError(f"--name {name!r}: use letters, digits, dots, hyphens and underscores")
-    KEPT_REPORTS.mkdir(parents=True, exist_ok=True)
     KEPT_RECORDS.mkdir(parents=True, exist_ok=True)
-    report = KEPT_REPORTS / f"{name}.md"
     records = KEPT_RECORDS / f"{name}.zip"
     bundle.export(archive, [cell.digest for cell in archive.cells(sweep=sweep)], records)
-    report.write_text(files.text(archive, sweep), encoding="utf-8", newline="\n")
+    report = files.write(archive, sweep, KEPT_REPORTS, name)
     print(f"{report.relative_to(ROOT)}\n{records.relative_to(ROOT)}")
     return 0
 

@@ -7,6 +7,7 @@ from typing import Any, Mapping, Sequence
 
 from experiments.agreement import Agreement, Allowance, Difference, Fetch, Step, align, allowances, differences, rank
 from experiments.record import Operator, Record, Replay, digest
+from experiments.series import Measured, measured, points
 from experiments.verdict import Context, Verdict, contexts, judge, looking_changed
 
 
@@ -123,6 +124,7 @@ class Comparison:
     """Digest and facts of each machine document."""
     titles: Mapping[str, str]
     """What each scenario is about, by its name."""
+    series: tuple[Measured, ...]
 
 
 def compare(
@@ -142,6 +144,7 @@ def compare(
         gaps=tuple(gap for case in cases for gap in _gaps(case)),
         machines=tuple(sorted(machines.items())),
         titles=titles,
+        series=tuple(measured(point for replay in replays for point in points(replay))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -11,30 +12,53 @@ from reports.claims import Claim, decide, gather
 from reports.compare import compare
 from reports.markdown import render
 from store.archive import Archive, ArchiveError
+from store.figures import draw
+from store.publisher import key
 
 
 class ReportError(Exception):
     """There is nothing to report on. The message says what to do."""
 
 
-def write(archive: Archive, sweep: str, folder: Path) -> Path:
-    """Write the report on a sweep into `folder` and give its path. Same records, same bytes."""
+@dataclass(frozen=True)
+class Report:
+    """A report and the images that it shows."""
+
+    text: str
+    images: Mapping[str, bytes]
+    """By file name, to lie beside the text."""
+
+
+def write(archive: Archive, sweep: str, folder: Path, stem: str = "") -> Path:
+    """Write the report on a sweep into `folder`, as `stem` or under the sweep's name, with its images beside it.
+    Gives the path of the text. Same records, same bytes.
+    """
+    stem = stem or sweep
+    made = report(archive, sweep, stem)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{sweep}.md"
-    beside = path.with_suffix(".part")
-    beside.write_text(text(archive, sweep), encoding="utf-8", newline="\n")
+    for name, content in made.images.items():
+        _replace(folder / name, content)
+    _replace(folder / f"{stem}.md", made.text.encode("utf-8"))
+    return folder / f"{stem}.md"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """All of it or nothing, as nobody reads half a report."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_bytes(content)
     beside.replace(path)
-    return path
 
 
-def text(archive: Archive, sweep: str) -> str:
-    """The report on a sweep."""
+def report(archive: Archive, sweep: str, stem: str) -> Report:
+    """The report on a sweep; its images are named after `stem`."""
     made = replays(archive.records(sweep=sweep))
     if not made:
         raise ReportError(f"sweep {sweep} has no records yet; run it with `make run-all`")
     machines = facts(archive, made)
     comparison = compare(made, archive.fetch, machines, titles(archive, made))
-    return render(sweep, made, comparison, decide(gather(made, archive.fetch, machines)))
+    names = {one.series.name: f"{stem}-{key(one.series.name)}.png" for one in comparison.series}
+    text = render(sweep, made, comparison, decide(gather(made, archive.fetch, machines)), names)
+    return Report(text, {names[one.series.name]: draw(one) for one in comparison.series})
 
 
 def rulings(archive: Archive, sweep: str | None) -> list[tuple[Claim, Ruling]]:

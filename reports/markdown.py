@@ -11,9 +11,11 @@ from typing import Any, Mapping, Sequence
 
 from experiments.agreement import RANKS, Step
 from experiments.record import Operator, Replay, digest, printable
+from experiments.series import Curve, Measured
 from experiments.verdict import Ruling
 from reports.claims import Claim
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
+from store.figures import curve_name, exponent, scale
 from store.publisher import block, code, visible
 
 SHOWN = 12
@@ -25,13 +27,18 @@ MESSAGE = 4
 
 
 def render(
-    name: str, replays: Sequence[Replay], comparison: Comparison, rulings: Sequence[tuple[Claim, Ruling]]
+    name: str,
+    replays: Sequence[Replay],
+    comparison: Comparison,
+    rulings: Sequence[tuple[Claim, Ruling]],
+    images: Mapping[str, str],
 ) -> str:
-    """The report on the sweep `name`."""
+    """The report on the sweep `name`; `images` are the file names of the figures, by series."""
     sections = (
         _head(name, replays, comparison),
         _verdicts(comparison),
         _ledger(rulings),
+        _series(comparison, images),
         _operators(comparison),
         _numbers(comparison),
         _repeats(comparison),
@@ -138,6 +145,58 @@ def _ledger(rulings: Sequence[tuple[Claim, Ruling]]) -> list[str]:
     ]
     source = "; ".join(dict.fromkeys(claim.source for claim, _ in rulings))
     return [f"## Claims of the {source}, as reported", "", *table(("id", "claim", "ruling", "why", "records"), rows)]
+
+
+def _series(comparison: Comparison, images: Mapping[str, str]) -> list[str]:
+    """Measured points over a parameter, with their figures."""
+    if not comparison.series:
+        return []
+    lines = ["## Measured over a parameter"]
+    for one in comparison.series:
+        lines += [
+            "",
+            f"### {_prose(one.series.title)}",
+            "",
+            f"![{_prose(one.series.title)}]({images[one.series.name]})",
+        ]
+        lines += ["", f"{code(one.series.scenario)}, {_prose(one.series.measure)} over {code(one.series.parameter)}."]
+        lines += ["", *_fits(one), "", *_points(one)]
+    return lines
+
+
+def _fits(one: Measured) -> list[str]:
+    """What was fitted, and whether that was expected."""
+    return [
+        f"- {code(curve_name(curve, one.curves))}: "
+        + (f"{_prose(curve.reason)}: **{curve.word}**." if curve.word else _fitted(curve))
+        for curve in one.curves
+    ]
+
+
+def _fitted(curve: Curve) -> str:
+    return f"exponent {exponent(curve)}, nothing expected." if curve.fit else "no power law fits."
+
+
+def _points(one: Measured) -> list[str]:
+    """A row for each place: every curve, and how many of the line each is."""
+    per, unit = scale(one)
+    line = dict(one.line)
+    head = [code(one.series.parameter), *(f"{code(curve_name(c, one.curves))} ({unit})" for c in one.curves)]
+    if line:
+        head += [
+            f"{code(one.series.line)} ({unit})",
+            *(f"{code(curve_name(c, one.curves))} / line" for c in one.curves),
+        ]
+    rows = []
+    for place in dict.fromkeys(point.place for curve in one.curves for point in curve.points):
+        values = [[point.value for point in curve.points if point.place == place] for curve in one.curves]
+        cells = [", ".join(f"{value / per:.4g}" for value in found) for found in values]
+        if line:
+            under = line.get(place)
+            cells += ["" if under is None else f"{under / per:.4g}"]
+            cells += [", ".join(f"{value / under:.3g}" for value in found) if under else "" for found in values]
+        rows.append([_prose(f"{place:g}" if not isinstance(place, str) else place), *cells])
+    return table(head, rows)
 
 
 def _operators(comparison: Comparison) -> list[str]:

@@ -13,12 +13,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
 from experiments.agreement import Difference, differences
 from experiments.record import Observation, Operator, Question, Record, Replay, canonical, digest
+from experiments.series import Curve, Measured, Point, measured, points
 from experiments.verdict import (
     AS_EXPECTED,
     CANNOT_SAY,
@@ -29,7 +30,7 @@ from experiments.verdict import (
     looking_changed,
 )
 
-FORMAT = 1
+FORMAT = 2
 """Raised when pages of the same records come out otherwise, so that published sweeps are refreshed."""
 
 ROLES = ("reference", "broken", "repair", "control")
@@ -96,12 +97,17 @@ class Page:
     tags: Mapping[str, str]
     files: Mapping[str, str]
     """Artifacts: text by path."""
+    steps: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    """Metrics that are curves: pairs of step and finite number by name."""
+    figures: tuple[Measured, ...] = ()
+    """Series to be drawn, each an artifact of its own."""
 
     def digest(self) -> str:
         """Equal for two pages exactly if everything that would be written is equal."""
         times = {"started": self.started, "ended": self.ended, "status": self.status, "name": self.name}
         files = {path: digest(text.encode("utf-8", "surrogatepass")) for path, text in self.files.items()}
-        return digest(canonical([times, self.params, self.metrics, self.tags, files]))
+        drawn = [one.to_json() for one in self.figures]
+        return digest(canonical([times, self.params, self.metrics, self.tags, files, self.steps, drawn]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +122,8 @@ class Row:
     verdict: Verdict
     ended: int
     """Milliseconds since 1970, UTC."""
+    points: tuple[Point, ...] = ()
+    """What it measured for a series."""
 
     @property
     def name(self) -> str:
@@ -142,6 +150,7 @@ def row(replay: Replay, verdict: Verdict, written: Mapping[str, str]) -> Row:
         content=digest(canonical({name: digest(text) for name, text in written.items()})),
         verdict=verdict,
         ended=_span(replay)[1],
+        points=tuple(points(replay)),
     )
 
 
@@ -552,6 +561,7 @@ def summary(sweep: Sweep, name: str, rows: Sequence[Row]) -> Page:
     rows = sorted(rows, key=lambda one: (one.scenario, one.label, one.repeat, one.content))
     counts = Counter(one.verdict.word for one in rows)
     started = milliseconds(sweep.started_at)
+    found = measured(point for one in rows for point in one.points)
     return Page(
         name=cut(visible(sweep.id), 250),
         status=_status(sweep, counts),
@@ -563,10 +573,44 @@ def summary(sweep: Sweep, name: str, rows: Sequence[Row]) -> Page:
             "verdicts/not_as_expected": float(counts[NOT_AS_EXPECTED]),
             "verdicts/cannot_say": float(counts[CANNOT_SAY]),
             "replays": float(len(rows)),
+            **_exponents(found),
         },
+        steps={name: steps for one in found for name, steps in _steps(one)},
+        figures=tuple(found),
         tags=_summary_tags(sweep, name, rows, counts),
         files={"verdicts.txt": _verdicts(rows)},
     )
+
+
+def _curve_name(one: Measured, curve: Curve) -> str:
+    """As MLflow groups metrics: all curves of a series below one another."""
+    return "/".join(key(part) for part in ("series", one.series.name, curve.case, curve.device))
+
+
+def _exponents(found: Sequence[Measured]) -> dict[str, float]:
+    return {
+        f"{_curve_name(one, curve)}/{what}": value
+        for one in found
+        for curve in one.curves
+        if curve.fit is not None
+        for what, value in (("exponent", curve.fit.exponent), ("exponent_error", curve.fit.error))
+    }
+
+
+def _steps(one: Measured) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    """Each curve over its places. A step is a whole number, so other places are numbered."""
+    places = sorted(
+        {point.place for curve in one.curves for point in curve.points}, key=lambda p: (isinstance(p, str), p)
+    )
+    whole = all(isinstance(place, int) or (isinstance(place, float) and place.is_integer()) for place in places)
+    step = {place: int(place) if whole else index for index, place in enumerate(places)}
+    for curve in one.curves:
+        yield _curve_name(one, curve), [(step[point.place], point.value) for point in curve.points]
+    if one.line:
+        yield (
+            f"series/{key(one.series.name)}/{key(one.series.line)}",
+            [(step[place], value) for place, value in one.line],
+        )
 
 
 def _status(sweep: Sweep, counts: Counter[str]) -> str:

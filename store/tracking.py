@@ -31,8 +31,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.record import Record, Replay, replays
+from experiments.series import Measured
 from experiments.verdict import contexts, judge
 from store.errors import ArchiveError
+from store.figures import draw
 from store.publisher import Page, Row, Sweep, contents, cut, family, key, page, row, summary, texts, visible
 
 if TYPE_CHECKING:
@@ -268,7 +270,7 @@ class Tracking:
         there = known.get(replay)
         if there is not None and _same(there, wanted):
             return
-        if there is not None and not there.metrics <= wanted.metrics.keys():
+        if there is not None and not there.metrics <= wanted.metrics.keys() | wanted.steps.keys():
             # MLflow cannot take a number back: the run goes to its trash, and a new one takes its place.
             self._mlflow.delete_run(there.id)
             there = None
@@ -285,7 +287,7 @@ class Tracking:
             published=wanted.digest(),
             revision=revision,
             params=there.params | wanted.params.keys(),
-            metrics=frozenset(wanted.metrics),
+            metrics=frozenset(wanted.metrics.keys() | wanted.steps.keys()),
             tags=frozenset(wanted.tags),
             records=wanted.tags["twofold.records"],
         )
@@ -306,7 +308,10 @@ class Tracking:
         batches: dict[str, list[Any]] = {
             "params": [Param(name, text) for name, text in wanted.params.items() if name not in there.params],
             "tags": [RunTag(name, text) for name, text in tags.items()],
-            "metrics": [Metric(name, value, wanted.ended, revision) for name, value in wanted.metrics.items()],
+            "metrics": [
+                *(Metric(name, value, wanted.ended, revision) for name, value in wanted.metrics.items()),
+                *(Metric(name, v, wanted.ended, step) for name, steps in wanted.steps.items() for step, v in steps),
+            ],
         }
         for some in _batches(batches):
             self._mlflow.log_batch(there.id, some["metrics"], some["params"], some["tags"])
@@ -315,6 +320,7 @@ class Tracking:
                 self._mlflow.delete_tag(there.id, name)
         with tempfile.TemporaryDirectory(prefix="twofold-") as folder:
             _lay_out(Path(folder), wanted.files)
+            _draw(Path(folder), wanted.figures)
             self._mlflow.log_artifacts(there.id, folder)
 
     def stop(self) -> None:
@@ -413,6 +419,11 @@ def _lay_out(folder: Path, files: Mapping[str, str]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def _draw(folder: Path, found: Sequence[Measured]) -> None:
+    for one in found:
+        (folder / f"{key(one.series.name)}.png").write_bytes(draw(one))
 
 
 # Reaching MLflow.

@@ -59,6 +59,7 @@ def spec(case: str = "chosen_inside", **changes: Any) -> Spec:
         output=65536,
         disk=2**30,
         keep=16384,
+        compile_cache="private",
         hash_seed=0,
         repeat=0,
         attempt=0,
@@ -72,6 +73,7 @@ def spec(case: str = "chosen_inside", **changes: Any) -> Spec:
         reference=None,
         float64=None,
         fork_safe=True,
+        series=(),
     )
     parts = [
         replace(part, **{name: value for name, value in changes.items() if hasattr(part, name)})
@@ -119,7 +121,7 @@ def observation(seed: int, ended: Outcome) -> Observation:
         operators={"forward": (Operator(0, 0, "aten::mul", ((16,), ())),)},
         observed=(Observed("calls", 2, "evidence", None),),
         state=(),
-        memory=(Memory("forward", 1, 2, 3, None, None, None),),
+        memory=(Memory("forward", 1, 2, 3, None, None, None, None),),
         durations={"forward": 0.25},
         machine=digest(machine()),
         sources=(Source("experiments/scenarios/checkpoint/policy.py", digest(SCENARIO), kept=True),),

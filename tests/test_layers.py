@@ -16,13 +16,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-CORE = ("experiments.record", "experiments.verdict", "experiments.agreement")
+CORE = ("experiments.record", "experiments.verdict", "experiments.agreement", "experiments.series")
 PICTURE = {
     "experiments/__init__.py": (),
     "experiments/record.py": (),
     "experiments/scenario.py": (),
     "experiments/agreement.py": ("experiments.record",),
     "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),
+    "experiments/series.py": ("experiments.record", "experiments.verdict"),
     "experiments/launch.py": ("experiments.record",),
     "experiments/engine/*.py": ("experiments.record", "experiments.launch", "experiments.engine"),
     "experiments/catalogue.py": ("experiments.record", "experiments.launch"),
@@ -31,12 +32,13 @@ PICTURE = {
     "experiments/schema.py": ("experiments.record",),
     "experiments/publishing.py": (),
     "experiments/progress.py": ("rich",),
-    "experiments/config.py": ("experiments.record", "experiments.catalogue", "hydra", "omegaconf"),
+    "experiments/config.py": ("experiments.record", "experiments.series", "experiments.catalogue", "hydra", "omegaconf"),
     "experiments/overrides.py": ("hydra", "omegaconf"),
     "experiments/worker/*.py": ("experiments.record", "experiments.scenario", "experiments.worker", "torch"),
     "experiments/scenarios/*.py": ("experiments.scenario", "torch"),
     "experiments/__main__.py": ("experiments", "store", "reports", "hydra", "omegaconf"),
     "store/tracking.py": (*CORE, "store", "mlflow", "sqlalchemy", "alembic"),
+    "store/figures.py": ("experiments.series", "matplotlib"),
     "store/publish.py": (*CORE, "store", "rich"),
     "store/*.py": (*CORE, "experiments.scenario", "store", "sqlalchemy", "alembic"),
     "reports/*.py": (*CORE, "experiments.scenario", "reports", "store"),
@@ -49,6 +51,7 @@ OLD = (
     "experiments/scenario.py",
     "experiments/agreement.py",
     "experiments/verdict.py",
+    "experiments/series.py",
     "experiments/launch.py",
     "experiments/worker/*.py",
 )

@@ -333,18 +333,18 @@ def test_no_gradient_is_about_inputs_that_require_one(bench):
     ],
 )
 def test_a_peak_is_above_what_was_held_before(bench, expectation, word):
-    rows = (Memory("forward", 100, 150, 120, None, None, None),)
+    rows = (Memory("forward", 100, 150, 120, None, None, None, None),)
     assert judged(bench, expectation, memory=rows) == word
 
 
 def test_on_a_gpu_the_peak_is_the_gpus(bench):
-    rows = (Memory("forward", 100, 900, 120, 10, 20, 10),)
+    rows = (Memory("forward", 100, 900, 120, 10, 20, 10, None),)
     assert judged(bench, peaks(at_most=10), memory=rows) == AS_EXPECTED
 
 
 @pytest.mark.parametrize("row", [(None, 150), (100, None)])
 def test_a_peak_that_the_system_does_not_tell_cannot_be_judged(bench, row):
-    rows = (Memory("forward", *row, 120, None, None, None),)
+    rows = (Memory("forward", *row, 120, None, None, None, None),)
     assert judged(bench, peaks(at_most=1000), memory=rows) == CANNOT_SAY
 
 

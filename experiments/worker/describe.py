@@ -78,6 +78,9 @@ def _case(case: Case, inputs: tuple[str, ...]) -> dict[str, Any]:
         "memory": case.memory,
         "output": case.output,
         "disk": case.disk,
+        "gradient": case.gradient,
+        "warm_up": case.warm_up,
+        "profiled": case.profiled,
     }
 
 

@@ -8,9 +8,11 @@ environment is read, and no host name: a digest tells one host from another.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import platform
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Mapping
@@ -30,6 +32,7 @@ def facts(environment: Mapping[str, str]) -> dict[str, Any]:
         "gpu": _gpu(),
         "system": _system(),
         "python": _python(),
+        "compiler": _compiler(),
         "switches": state.snapshot(),
         "variables": recorded_variables(environment),
     }
@@ -106,6 +109,24 @@ def _system() -> dict[str, Any]:
         "release": platform.release(),
         "libc": " ".join(platform.libc_ver()).strip(),
     }
+
+
+def _compiler() -> dict[str, Any]:
+    """What Inductor needs: it writes C++ for the CPU, and Triton for a GPU. None where there is no such thing."""
+    try:
+        said = subprocess.run(
+            ["g++", "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
+        ).stdout.decode("utf-8", "replace")
+    except (OSError, subprocess.SubprocessError):
+        said = ""
+    return {"c++": said.partition("\n")[0].strip() or None, "triton": _version("triton")}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _python() -> dict[str, Any]:

@@ -7,12 +7,12 @@ neither. Kept: `aten::` operators (and CUDA kernels), per phase and thread, in t
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import Any, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, Sequence
 
 import torch
 
-from ..record import Operator
+from ..record import Memory, Operator
 from . import regions
 
 MARK = "twofold::"
@@ -32,6 +32,8 @@ class Profile:
     def __init__(self, *, wanted: bool, device: str) -> None:
         self.wanted = wanted
         self.operators: dict[str, tuple[Operator, ...]] | None = None
+        self.largest: dict[str, int] = {}
+        """Bytes of the largest single allocation, by phase."""
         self._device = device
 
     @contextlib.contextmanager
@@ -42,7 +44,7 @@ class Profile:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+        profiler = torch.profiler.profile(activities=activities, record_shapes=True, profile_memory=True)
         profiler.start()
         try:
             with regions.marked():
@@ -51,7 +53,9 @@ class Profile:
             if self._device == "cuda":
                 torch.cuda.synchronize()
             profiler.stop()
-            self.operators = _listed(profiler.events() or [])
+            events = profiler.events() or []
+            self.operators = _listed(events)
+            self.largest = _largest(profiler, events, cuda=self._device == "cuda")
             if not regions.known():
                 del self.operators["recomputation"]
 
@@ -63,6 +67,29 @@ class Profile:
             return
         with torch.profiler.record_function(MARK + name):
             yield
+
+    def with_largest(self, phases: Sequence[Memory]) -> tuple[Memory, ...]:
+        """Memory of each phase with its largest allocation, where the profile has seen one."""
+        return tuple(replace(row, largest=self.largest.get(row.phase)) for row in phases)
+
+
+def _largest(profiler: Any, events: Any, *, cuda: bool) -> dict[str, int]:
+    """The largest single allocation of torch in each phase. Empty where this torch's profiler does not list them."""
+    listed = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
+    if listed is None:
+        return {}
+    spans = {e.name: e.time_range for e in events if e.name in (MARK + "forward", MARK + "backward")}
+    origin = listed.trace_start_ns() if hasattr(listed, "trace_start_ns") else listed.trace_start_us() * 1000
+    found: dict[str, int] = {}
+    for event in listed.events():
+        if event.name() != "[memory]" or event.nbytes() <= 0 or str(event.device_type()).endswith("CUDA") != cuda:
+            continue
+        at = (event.start_ns() - origin) / 1000
+        for name, span in spans.items():
+            if span.start <= at <= span.end:
+                phase = _PHASES[name]
+                found[phase] = max(found.get(phase, 0), int(event.nbytes()))
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Runs one case, phase by phase, and writes what it saw.
 
 Inputs are made in float32 on the CPU, rounded to the question's input dtype, then cast and moved; the case
-is called; `backward()` is called on what it returns. In the plain pass nothing looks on: no profiler, no
-hook, no mode. The two clocks and the memory meter read before and after each phase only.
+is called (once beforehand, if it wants to be warm); `backward()` is called on what it returns. In the plain
+pass nothing looks on: no profiler, no hook, no mode. The two clocks and the memory meter read before and after
+each phase only.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import random
 import time
 import types
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, ContextManager, Iterator, Mapping
 
 import torch
 
 from .. import scenario as words
 from ..record import Observation, Observed, Outcome, Spec, canonical, digest, parse
-from ..scenario import Scenario, ScenarioError
+from ..scenario import Case, Scenario, ScenarioError
 from . import errors, machine, sources, state, tensors
 from .blobs import Blobs
 from .memory import Meter
 from .profile import IGNORED, Profile
+
+Phase = Callable[[str], ContextManager[None]]
 
 
 def run(folder: Path, root: Path) -> None:
@@ -67,6 +71,7 @@ class _Run:
         self.kept: dict[tuple[str, str], Any] = {}
         self.outcome = Outcome("finished", None, None, (), None, None, "")
         self.inputs: Mapping[str, Any] = {}
+        self.parameters: dict[str, Any] = {}
         self.phase = "inputs"
 
     def observe(self) -> Observation:
@@ -84,7 +89,7 @@ class _Run:
             operators=self.profile.operators,
             observed=tuple(self.observed),
             state=state.changes(before, after),
-            memory=tuple(self.meter.phases),
+            memory=self.profile.with_largest(self.meter.phases),
             durations=self.durations,
             machine=self.blobs.add(facts.encode("utf-8")),
             sources=tuple(source for source, _ in listed),
@@ -106,22 +111,58 @@ class _Run:
             question = self.spec.question
             case = scenario.find(question.case, question.parameters, question.dtype, question.device)
             made = scenario.make_inputs(question.seed, question.parameters)
-            self.inputs = {name: self._prepared(value) for name, value in made.items()}
+            self.inputs = {name: self._prepared(value, case) for name, value in made.items()}
             for name, value in self.inputs.items():
                 self._keep("input", name, value)
         taken = set(inspect.signature(case.run).parameters)
-        parameters = {name: value for name, value in question.parameters.items() if name in taken}
+        self.parameters = {name: value for name, value in question.parameters.items() if name in taken}
+        if case.warm_up:
+            self.meter.exact = True
+            with self._timed("warm-up"):
+                self._warm_up(case)
         with self.profile():
-            with self._timed("forward"), self.profile.phase("forward"):
-                result = case.run(**self.inputs, **parameters)
-                held = result if inspect.isgenerator(result) else None
-                scalar = self._scalar(next(held, None) if held is not None else result)
-            with self._timed("backward"), self.profile.phase("backward"):
-                scalar.backward()
+            scalar = self._calculated(case, self.inputs)
+        if scalar is not None:
+            self.outputs.append(("loss", scalar))
+        self._keep_gradients()
+
+    def _calculated(self, case: Case, inputs: Mapping[str, Any], phase: Phase | None = None) -> torch.Tensor | None:
+        """Forward, then backward if the case is differentiated. `phase` says what surrounds each."""
+        phase = phase or self._looked_at
+        with phase("forward"):
+            result = case.run(**inputs, **self.parameters)
+            held = result if inspect.isgenerator(result) else None
+            result = next(held, None) if held is not None else result
+            scalar = None if result is None and not case.gradient else self._scalar(result)
+            del result  # what a phase holds at its end is measured
+        if case.gradient or held is not None:
+            with phase("backward"):
+                if case.gradient and scalar is not None:
+                    scalar.backward()
                 if held is not None and next(held, held) is not held:
                     raise ScenarioError("a case yields once, the scalar to differentiate")
-        self.outputs.append(("loss", scalar))
-        self._keep_gradients()
+        return scalar
+
+    def _warm_up(self, case: Case) -> None:
+        """Run all of it once on inputs of its own, unheard, and put the random state back: what follows finds
+        everything imported and compiled that a first run imports and compiles.
+        """
+        copies = {name: value.detach().clone() for name, value in self.inputs.items()}
+        for name, value in self.inputs.items():
+            copies[name].requires_grad_(value.requires_grad)
+        python = random.getstate()
+        words._listeners.remove(self._hear)  # noqa: SLF001 - as above
+        try:
+            with torch.random.fork_rng(enabled=True):
+                self._calculated(case, copies, lambda _: contextlib.nullcontext())
+        finally:
+            words._listeners.append(self._hear)  # noqa: SLF001 - as above
+            random.setstate(python)
+
+    @contextlib.contextmanager
+    def _looked_at(self, phase: str) -> Iterator[None]:
+        with self._timed(phase), self.profile.phase(phase):
+            yield
 
     def _scenario(self) -> Scenario:
         found = digest(self.path.read_bytes())
@@ -130,14 +171,16 @@ class _Run:
         scenario: Scenario = load(self.path, "scenario_under_test").scenario
         return scenario
 
-    def _prepared(self, value: Any) -> Any:
-        """An input as the question wants it. What is not a floating tensor keeps its dtype."""
+    def _prepared(self, value: Any, case: Case) -> Any:
+        """An input as the question wants it. What is not a floating tensor keeps its dtype, and only a case
+        that is differentiated gets inputs that require a gradient.
+        """
         if not isinstance(value, torch.Tensor):
             raise ScenarioError(f"inputs are tensors, not {type(value).__name__}")
         question, made = self.spec.question, value.detach()
         if made.is_floating_point():
             made = made.to(getattr(torch, question.input_dtype)).to(getattr(torch, question.dtype))
-        return made.to(question.device).clone().requires_grad_(value.requires_grad)
+        return made.to(question.device).clone().requires_grad_(value.requires_grad and case.gradient)
 
     def _scalar(self, result: Any) -> torch.Tensor:
         if not isinstance(result, torch.Tensor) or result.numel() != 1:

@@ -28,6 +28,7 @@ import torch
 import torch.profiler
 import torch.utils.checkpoint
 
+from ..record import own_folders
 from . import describe, limits, replay
 
 LONGEST_END = 1.0
@@ -186,7 +187,7 @@ class _Server:
             os.close(descriptor)
         self.watch_parent(self.alive)
         os.chdir(folder / "tmp")
-        os.environ.update(TMPDIR=str(folder / "tmp"), TEMP=str(folder / "tmp"))
+        os.environ.update(own_folders(str(folder / "tmp")))
         tempfile.tempdir = None
         random.seed()
         torch.seed()

@@ -1,0 +1,213 @@
+"""Series: one scenario over one of its parameters, as measured points, fitted curves, and what they should show.
+
+A series is written in ``conf/series/``, travels in the mark of each case that is a point of it, and is computed
+from records like a verdict is. A curve is one case on one device; where both axes are positive numbers a power
+law is fitted to it by least squares on the logarithms.
+
+Only the standard library is imported here, and nothing newer than Python 3.9.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any, Iterable, Mapping, Sequence, Union
+
+from .record import Replay, number
+from .verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED
+
+Value = Union[float, str]
+
+MEASURES = re.compile(r"(inputs|forward|backward) (peak|held|seconds)")
+"""What a process measures by itself; any other measure is the name of an observed number."""
+FEWEST = 3
+"""Points at different places that a fit needs."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The exponent that a curve should have."""
+
+    value: float
+    within: float
+    """Largest distance from it that is still as expected."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is measured over what."""
+
+    name: str
+    title: str
+    scenario: str
+    parameter: str
+    """The case's parameter on the horizontal axis, or ``dtype`` or ``threads``."""
+    cases: tuple[str, ...]
+    measure: str
+    """As `MEASURES`, above what there was when the phase began, or the name of an observed number."""
+    unit: str
+    """``bytes``, ``seconds``, or what is counted. Empty for none."""
+    line: str
+    """Name of an observed number that is drawn in as a line. Empty for none."""
+    exponents: Mapping[str, Expected]
+    """By case. A case without one is drawn and fitted, not judged."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "cases": list(self.cases)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Series:
+        """Raises TypeError, KeyError or ValueError if it is none."""
+        exponents = {
+            str(case): Expected(number(one["value"]), number(one["within"])) for case, one in data["exponents"].items()
+        }
+        return cls(**{**data, "cases": tuple(data["cases"]), "exponents": exponents})
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one replay measured."""
+
+    series: Series
+    case: str
+    device: str
+    place: Value
+    """On the horizontal axis."""
+    value: float
+    line: float | None
+    """None if the series has no line, or the replay did not observe it."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``value = factor * place ** exponent``."""
+
+    exponent: float
+    error: float
+    """Standard error of the exponent. 0 with as many points as unknowns."""
+    factor: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one case on one device, in the order of their places."""
+
+    case: str
+    device: str
+    points: tuple[Point, ...]
+    fit: Fit | None
+    word: str
+    """The word of a verdict. Empty if nothing is expected of it."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A series with its curves."""
+
+    series: Series
+    curves: tuple[Curve, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        listed = [[p.case, p.device, p.place, p.value, p.line] for curve in self.curves for p in curve.points]
+        return {"series": self.series.to_json(), "points": listed}
+
+    @property
+    def line(self) -> list[tuple[Value, float]]:
+        """The line that is drawn in, by place."""
+        found = {point.place: point.line for curve in self.curves for point in curve.points if point.line is not None}
+        return sorted(found.items(), key=_order)
+
+
+def points(replay: Replay) -> list[Point]:
+    """What the replay measured, for each series that it is a point of; nothing for what it did not."""
+    made = []
+    for data in replay.spec.mark.series:
+        series = Series.from_json(data)
+        place, value = _place(series, replay), _measured(series.measure, replay)
+        if place is not None and value is not None:
+            question = replay.spec.question
+            line = _measured(series.line, replay) if series.line else None
+            made.append(Point(series, question.case, question.device, place, value, line))
+    return made
+
+
+def measured(found: Iterable[Point]) -> list[Measured]:
+    """Every series of these points, by name, with its curves in the order in which it names its cases."""
+    grouped: dict[str, list[Point]] = {}
+    for point in found:
+        grouped.setdefault(point.series.name, []).append(point)
+    return [_one(listed) for _, listed in sorted(grouped.items())]
+
+
+def _one(listed: Sequence[Point]) -> Measured:
+    series = listed[0].series
+    keys = sorted(
+        {(point.device, point.case) for point in listed}, key=lambda key: (key[0], series.cases.index(key[1]))
+    )
+    return Measured(
+        series,
+        tuple(_curve(series, [p for p in listed if (p.device, p.case) == (device, case)]) for device, case in keys),
+    )
+
+
+def _curve(series: Series, listed: Sequence[Point]) -> Curve:
+    ordered = tuple(sorted(listed, key=lambda point: (_order((point.place, 0)), point.value)))
+    fitted = fit([(point.place, point.value) for point in ordered])
+    word, reason = _judged(series.exponents.get(ordered[0].case), fitted, ordered)
+    return Curve(ordered[0].case, ordered[0].device, ordered, fitted, word, reason)
+
+
+def _judged(expected: Expected | None, fitted: Fit | None, listed: Sequence[Point]) -> tuple[str, str]:
+    if expected is None:
+        return "", ""
+    wanted = f"expected {expected.value:g} within {expected.within:g}"
+    if fitted is None:
+        places = len({point.place for point in listed})
+        return CANNOT_SAY, f"{places} places with a positive value, a fit needs {FEWEST}; exponent {wanted}"
+    holds = abs(fitted.exponent - expected.value) <= expected.within
+    shown = f"exponent {fitted.exponent:.3f} with a standard error of {fitted.error:.3f}, {wanted}"
+    return (AS_EXPECTED if holds else NOT_AS_EXPECTED), shown
+
+
+def fit(pairs: Sequence[tuple[Value, float]]) -> Fit | None:
+    """The power law through these points. None with fewer than `FEWEST` places where both are positive."""
+    logs = [(math.log(x), math.log(y)) for x, y in pairs if isinstance(x, (int, float)) and x > 0 and y > 0]
+    if len({x for x, _ in logs}) < FEWEST:
+        return None
+    middle_x, middle_y = (statistics.fmean(column) for column in zip(*logs))
+    spread = sum((x - middle_x) ** 2 for x, _ in logs)
+    exponent = sum((x - middle_x) * (y - middle_y) for x, y in logs) / spread
+    left = sum((y - middle_y - exponent * (x - middle_x)) ** 2 for x, y in logs)
+    return Fit(exponent, math.sqrt(left / (len(logs) - 2) / spread), math.exp(middle_y - exponent * middle_x))
+
+
+def _order(item: tuple[Value, Any]) -> tuple[bool, Any]:
+    """Numbers by size, then words."""
+    return isinstance(item[0], str), item[0]
+
+
+def _place(series: Series, replay: Replay) -> Value | None:
+    question = replay.spec.question
+    own = {"dtype": question.dtype, "threads": question.threads, **question.parameters}
+    place = own.get(series.parameter)
+    return place if isinstance(place, (int, float, str)) and not isinstance(place, bool) else None
+
+
+def _measured(measure: str, replay: Replay) -> float | None:
+    """A phase's memory or time, or a number that the case observed. None if there is no such number."""
+    seen = replay.plain.observation if replay.plain else None
+    if seen is None or replay.plain is None or replay.plain.outcome.kind != "finished":
+        return None
+    named = MEASURES.fullmatch(measure)
+    if named is None:
+        value = next((one.value for one in seen.observed if one.name == measure), None)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    phase, what = named.groups()
+    if what == "seconds":
+        return seen.durations.get(phase)
+    rows = [row for row in seen.memory if row.phase == phase]
+    grown = rows[0].grown(peak=what == "peak") if rows else None
+    return None if grown is None else float(grown)
