@@ -8,9 +8,10 @@ from typing import Any, Mapping, Sequence
 
 from experiments.record import Replay, parse, replays
 from experiments.verdict import Ruling
-from reports.claims import Claim, decide, gather
+from reports.claims import decide
 from reports.compare import compare
 from reports.markdown import render
+from reports.rulings import Claim, gather
 from store.archive import Archive, ArchiveError
 from store.figures import draw
 from store.publisher import key

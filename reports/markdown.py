@@ -13,8 +13,8 @@ from experiments.agreement import RANKS, Step
 from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
 from experiments.verdict import Ruling
-from reports.claims import Claim
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
+from reports.rulings import Claim
 from store.figures import curve_name, exponent, scale
 from store.publisher import block, code, visible
 
@@ -31,14 +31,14 @@ def render(
     replays: Sequence[Replay],
     comparison: Comparison,
     rulings: Sequence[tuple[Claim, Ruling]],
-    images: Mapping[str, str],
+    images: Mapping[str, str] | None = None,
 ) -> str:
-    """The report on the sweep `name`; `images` are the file names of the figures, by series."""
+    """The report on the sweep `name`; `images` are the file names of figures, by series. None shows none."""
     sections = (
         _head(name, replays, comparison),
         _verdicts(comparison),
         _ledger(rulings),
-        _series(comparison, images),
+        _series(comparison, images or {}),
         _operators(comparison),
         _numbers(comparison),
         _repeats(comparison),

@@ -15,7 +15,9 @@ import samples
 from experiments.record import Observed, Operator, Replay, Source, digest, replays
 from experiments.scenario import agrees, expectation_to_json
 from experiments.verdict import NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART
-from reports.claims import BROKEN, CLAIMS, FLASH, MATH, NOTE, REPAIRS, SILENT, decide, gather
+from reports.checkpoint_note import BROKEN, CLAIMS, FLASH, MATH, NOTE, REPAIRS, SILENT
+from reports.claims import decide
+from reports.rulings import gather
 from store.archive import Archive
 
 ROOT = Path(__file__).parents[1]

@@ -35,7 +35,7 @@ PICTURE = {
     "experiments/config.py": ("experiments.record", "experiments.series", "experiments.catalogue", "hydra", "omegaconf"),
     "experiments/overrides.py": ("hydra", "omegaconf"),
     "experiments/worker/*.py": ("experiments.record", "experiments.scenario", "experiments.worker", "torch"),
-    "experiments/scenarios/*.py": ("experiments.scenario", "torch"),
+    "experiments/scenarios/*.py": ("experiments.scenario", "torch", "functorch"),
     "experiments/__main__.py": ("experiments", "store", "reports", "hydra", "omegaconf"),
     "store/tracking.py": (*CORE, "store", "mlflow", "sqlalchemy", "alembic"),
     "store/figures.py": ("experiments.series", "matplotlib"),

@@ -14,9 +14,10 @@ import samples
 from experiments.record import Observed, Operator, Record, Replay, canonical, digest, parse
 from experiments.scenario import agrees, expectation_to_json, raises, recomputes_without
 from experiments.verdict import Ruling
-from reports.claims import CLAIMS, Claim, decide, gather
+from reports.claims import CLAIMS, decide
 from reports.compare import compare, record_digests
 from reports.markdown import render
+from reports.rulings import Claim, gather
 
 markdown_it = pytest.importorskip("markdown_it", reason="what markdown means is asked of a parser")
 

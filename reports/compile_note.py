@@ -1,0 +1,7 @@
+"""The claims of the DFlash compile-checkpoint note, decided from replays of scenarios written for them. Pure."""
+
+from __future__ import annotations
+
+from reports.rulings import Claim
+
+CLAIMS: tuple[Claim, ...] = ()
