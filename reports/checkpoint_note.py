@@ -8,7 +8,7 @@ from typing import Callable, Iterator, Sequence
 from experiments.agreement import Fetch, differences, rank
 from experiments.record import Record, Replay, machine_identity
 from experiments.verdict import AS_EXPECTED, NOT_AS_EXPECTED, SUPPORTED, SUPPORTED_IN_PART, Context, Ruling, judge
-from reports.rulings import Claim, Evidence, digests, has_gradients, operators, plain, references, ruling, share
+from reports.rulings import Advice, Claim, Evidence, digests, has_gradients, operators, plain, references, ruling, share
 
 NOTE = "checkpoint/attention_policy_ends_before_recomputation"
 SILENT = "checkpoint/attention_policy_changes_silently_when_reentrant"
@@ -244,4 +244,10 @@ CLAIMS = (
         "Other versions, platforms and backends may dispatch differently and need not reproduce this.",
         _elsewhere,
     ),
+)
+
+ADVICE = (
+    Advice(_SOURCE, "Enter the policy inside the checkpointed function, at each call.", NOTE, (REPAIRS[2],)),
+    Advice(_SOURCE, "Or give checkpoint a pair of fresh contexts through context_fn.", NOTE, (REPAIRS[1],)),
+    Advice(_SOURCE, "Or keep the policy until the gradients are there.", NOTE, (REPAIRS[0],)),
 )

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from experiments.verdict import Ruling
 from reports import checkpoint_note, compile_note
-from reports.rulings import Claim, Evidence
+from reports.rulings import Advice, Claim, Evidence
 
 CLAIMS = (*checkpoint_note.CLAIMS, *compile_note.CLAIMS)
+ADVICE = (*checkpoint_note.ADVICE, *compile_note.ADVICE)
 
 
 def decide(evidence: Evidence) -> list[tuple[Claim, Ruling]]:
     """Every claim with its ruling."""
     return [(claim, claim.decide(evidence)) for claim in CLAIMS]
+
+
+def advise(evidence: Evidence) -> list[tuple[Advice, Ruling]]:
+    """Everything there is to do instead, and whether the records bear it out."""
+    return [(advice, advice.decide(evidence)) for advice in ADVICE]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from reports.rulings import Claim
+from reports.rulings import Advice, Claim
 
 CLAIMS: tuple[Claim, ...] = ()
+
+ADVICE: tuple[Advice, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any, Mapping, Sequence
 
 from experiments.record import Replay, parse, replays
 from experiments.verdict import Ruling
-from reports.claims import decide
+from reports.claims import advise, decide
 from reports.compare import compare
 from reports.markdown import render
 from reports.rulings import Claim, gather
@@ -58,7 +58,8 @@ def report(archive: Archive, sweep: str, stem: str) -> Report:
     machines = facts(archive, made)
     comparison = compare(made, archive.fetch, machines, titles(archive, made))
     names = {one.series.name: f"{stem}-{key(one.series.name)}.png" for one in comparison.series}
-    text = render(sweep, made, comparison, decide(gather(made, archive.fetch, machines)), names)
+    evidence = gather(made, archive.fetch, machines)
+    text = render(sweep, made, comparison, decide(evidence), advise(evidence), names)
     return Report(text, {names[one.series.name]: draw(one) for one in comparison.series})
 
 

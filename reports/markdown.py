@@ -12,9 +12,9 @@ from typing import Any, Mapping, Sequence
 from experiments.agreement import RANKS, Step
 from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
-from experiments.verdict import Ruling
+from experiments.verdict import NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
-from reports.rulings import Claim
+from reports.rulings import Advice, Claim
 from store.figures import curve_name, exponent, scale
 from store.publisher import block, code, visible
 
@@ -31,13 +31,14 @@ def render(
     replays: Sequence[Replay],
     comparison: Comparison,
     rulings: Sequence[tuple[Claim, Ruling]],
+    advice: Sequence[tuple[Advice, Ruling]] = (),
     images: Mapping[str, str] | None = None,
 ) -> str:
     """The report on the sweep `name`; `images` are the file names of figures, by series. None shows none."""
     sections = (
         _head(name, replays, comparison),
         _verdicts(comparison),
-        _ledger(rulings),
+        _notes(rulings, advice),
         _series(comparison, images or {}),
         _operators(comparison),
         _numbers(comparison),
@@ -128,23 +129,50 @@ def _controls(cases: Sequence[Case]) -> list[str]:
     return ["", *found] if found else []
 
 
-def _ledger(rulings: Sequence[tuple[Claim, Ruling]]) -> list[str]:
-    """Claims about one source, each with its ruling."""
-    if not rulings:
-        return []
-    rows = [
-        [
-            claim.id,
-            _prose(claim.text),
-            f"**{ruling.word}**",
-            _prose(ruling.reason),
-            " ".join(code(name[:SHOWN]) for name in ruling.digests[:3])
-            + (f" and {len(ruling.digests) - 3} more" if len(ruling.digests) > 3 else ""),
-        ]
-        for claim, ruling in rulings
-    ]
-    source = "; ".join(dict.fromkeys(claim.source for claim, _ in rulings))
-    return [f"## Claims of the {source}, as reported", "", *table(("id", "claim", "ruling", "why", "records"), rows)]
+def _notes(rulings: Sequence[tuple[Claim, Ruling]], advice: Sequence[tuple[Advice, Ruling]]) -> list[str]:
+    """Each note in one page: what was right, what was not, what to do instead. Every sentence with its records."""
+    lines: list[str] = []
+    for source in dict.fromkeys(claim.source for claim, _ in rulings):
+        own = [(claim, ruling) for claim, ruling in rulings if claim.source == source]
+        counts = Counter(ruling.word for _, ruling in own)
+        said = ", ".join(f"{counts[word]} {word}" for word, _ in _STORY if counts[word])
+        lines += ["", f"## The {_prose(source)} in one page", "", f"Of {_count(len(own), 'claim', 'claims')}: {said}."]
+        for word, heading in _STORY:
+            listed = [_claim(claim, ruling) for claim, ruling in own if ruling.word == word]
+            lines += ["", f"**{heading}**", "", *listed] if listed else []
+        instead = [(one, ruling) for one, ruling in advice if one.source == source]
+        lines += _instead(instead)
+    return lines[1:]
+
+
+_STORY = (
+    (SUPPORTED, "What was right"),
+    (SUPPORTED_IN_PART, "What was right in part"),
+    (REFUTED, "What was not right"),
+    (NOT_TESTED, "What was not tested here"),
+)
+
+
+def _claim(claim: Claim, ruling: Ruling) -> str:
+    return f"- **{claim.id}** {_prose(claim.text)} — {_prose(ruling.reason)}.{_rests(ruling)}"
+
+
+def _instead(advice: Sequence[tuple[Advice, Ruling]]) -> list[str]:
+    """What these records bear out, then what they do not."""
+    shown = [f"- {_prose(one.text)} ({_prose(r.reason)}){_rests(r)}" for one, r in advice if r.word == SUPPORTED]
+    open_ = [f"- {_prose(one.text)} ({_prose(r.reason)}){_rests(r)}" for one, r in advice if r.word != SUPPORTED]
+    lines = ["", "**What to do instead**", "", *shown] if shown else []
+    return (
+        [*lines, "", "**What might be done instead, not borne out by these records**", "", *open_] if open_ else lines
+    )
+
+
+def _rests(ruling: Ruling) -> str:
+    """The records that a sentence rests on: three of them, and how many more."""
+    if not ruling.digests:
+        return ""
+    more = f" and {len(ruling.digests) - 3} more" if len(ruling.digests) > 3 else ""
+    return f" [{' '.join(code(name[:SHOWN]) for name in ruling.digests[:3])}{more}]"
 
 
 def _series(comparison: Comparison, images: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,17 @@ from typing import Any, Callable, Mapping, Sequence
 
 from experiments.agreement import Fetch
 from experiments.record import Record, Replay, digest
-from experiments.verdict import NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Context, Ruling, contexts
+from experiments.verdict import (
+    AS_EXPECTED,
+    NOT_TESTED,
+    REFUTED,
+    SUPPORTED,
+    SUPPORTED_IN_PART,
+    Context,
+    Ruling,
+    contexts,
+    judge,
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,26 @@ class Claim:
     source: str
     text: str
     decide: Callable[[Evidence], Ruling]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do instead of what a note did: true as far as its cases are as expected."""
+
+    source: str
+    text: str
+    scenario: str
+    cases: tuple[str, ...]
+
+    def decide(self, evidence: Evidence) -> Ruling:
+        """Whether every replay of the cases shows what it should; each case must be among them."""
+        found = evidence.of(self.scenario, *self.cases)
+        holds = [judge(replay, context).word == AS_EXPECTED for replay, context in found]
+        lacking = sorted(set(self.cases) - {replay.spec.question.case for replay, _ in found})
+        reason = f"{', '.join(self.cases)} of {self.scenario}: as expected in {share(holds)}"
+        if found and lacking:
+            holds, reason = [*holds, False], f"{reason}; not run: {', '.join(lacking)}"
+        return ruling(holds, reason, digests(found))
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ def test_sections_stand_in_the_order_in_which_they_are_read(report):
     titles = [line[3:] for line in report.splitlines() if line.startswith("## ")]
     assert titles == [
         "Verdicts",
-        "Claims of the source, as reported",
+        "The source in one page",
         "Operators: forward against recomputation",
         "Differences in numbers",
         "Do replays agree?",
@@ -247,10 +247,13 @@ def test_verdicts_are_counted_and_listed(report):
 
 def test_the_ledger_has_every_claim_with_its_ruling(sweep):
     rulings = decide(gather(sweep.made, sweep.bench.blobs.get, sweep.bench.machines))
-    text = section(render("s", sweep.made, sweep.comparison(), rulings), "Claims of the checkpoint attention note")
-    rows = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line.startswith("| A")]
-    assert rows == [f"A{number}" for number in range(1, 14)] == [claim.id for claim in CLAIMS]
-    assert text.count("**not tested here**") == 13
+    text = section(render("s", sweep.made, sweep.comparison(), rulings), "The checkpoint attention note in one page")
+    rows = [line.split("**")[1] for line in text.splitlines() if line.startswith("- **")]
+    assert rows == [f"A{number}" for number in range(1, 14)]
+    assert rows == [claim.id for claim in CLAIMS if claim.source == "checkpoint attention note"]
+    assert "Of 13 claims: 13 not tested here." in text
+    assert "**What was not tested here**" in text
+    assert "**What was right**" not in text
 
 
 def test_operators_are_shown_with_the_first_difference_marked(report):
