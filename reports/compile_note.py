@@ -1,9 +1,395 @@
-"""The claims of the DFlash compile-checkpoint note, decided from replays of scenarios written for them. Pure."""
+"""The claims of the DFlash compile-checkpoint note, decided from replays of scenarios written for them. Pure.
+
+Each claim names the cases that decide it. If all of them are there and as expected, the ruling is what they show, with
+their figures. If one is not, the records do not decide the claim, and the ruling says which and why.
+"""
 
 from __future__ import annotations
 
-from reports.rulings import Advice, Claim
+from dataclasses import dataclass
+from typing import Any, Callable, Sequence
 
-CLAIMS: tuple[Claim, ...] = ()
+from experiments.record import Replay
+from experiments.series import measured, points
+from experiments.verdict import AS_EXPECTED, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Context, Ruling, judge
+from reports.rulings import Advice, Claim, Evidence, digests
 
-ADVICE: tuple[Advice, ...] = ()
+MEMORY = "attention/dense_fallback_memory"
+REFUSED = "attention/dense_fallback_is_refused"
+MASK = "attention/dense_fallback_applies_the_mask"
+SPARSITY = "attention/block_sparsity_is_used_when_compiled"
+TRACES = "compile/another_thread_traces"
+BACKWARD = "compile/another_thread_compiles_its_backward"
+RACE = "compile/two_threads_train_compiled_replicas"
+STUCK = "compile/overlapping_traces_leave_the_flag_set"
+WAYS = "compile/ways_out_that_were_weighed"
+RECOMPILES = "compile/block_mask_recompiles"
+LOGITS = "checkpoint/logits_and_loss_memory"
+DRAFTER = "attention/drafter_in_small"
+LIMITS = (
+    "checkpoint/reentrant_gives_no_gradient_to_parameters",
+    "checkpoint/reentrant_ignores_nested_tensors",
+    "checkpoint/reentrant_refuses_keyword_arguments",
+    "checkpoint/reentrant_refuses_autograd_grad",
+    "checkpoint/reentrant_attaches_detached_outputs",
+    "checkpoint/reentrant_has_no_graph_inside",
+    "checkpoint/reentrant_loses_second_derivatives",
+    "checkpoint/reentrant_recomputes_to_the_end",
+)
+
+Found = Sequence[tuple[Replay, Context]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cases of one scenario that a ruling needs."""
+
+    scenario: str
+    cases: tuple[str, ...] = ()
+    """Empty for all."""
+    where: tuple[tuple[str, Any], ...] = ()
+    """Parameters that a replay must have."""
+
+    def found(self, evidence: Evidence) -> list[tuple[Replay, Context]]:
+        return [pair for pair in evidence.of(self.scenario, *self.cases) if self._fits(pair[0])]
+
+    def _fits(self, replay: Replay) -> bool:
+        question = replay.spec.question
+        given = question.parameters
+        return question.dtype == question.input_dtype and all(given.get(name) == value for name, value in self.where)
+
+    @property
+    def name(self) -> str:
+        where = [f"{name}={value}" for name, value in self.where]
+        return f"{self.scenario} {', '.join((*self.cases, *where))}".rstrip()
+
+
+def _when(word: str, parts: Sequence[Part], reason: Callable[..., str]) -> Callable[[Evidence], Ruling]:
+    """The ruling is `word` if every part ran and shows what it should; `reason` is given what each part found."""
+
+    def decide(evidence: Evidence) -> Ruling:
+        found = [part.found(evidence) for part in parts]
+        absent = [part.name for part, listed in zip(parts, found) if not listed]
+        if absent:
+            return Ruling(NOT_TESTED, f"not run here: {'; '.join(absent)}", ())
+        rested = list(dict.fromkeys(digest for listed in found for digest in digests(listed)))
+        wrong = [_wrong(part, listed) for part, listed in zip(parts, found)]
+        if any(wrong):
+            said = "; ".join(text for text in wrong if text)
+            return Ruling(NOT_TESTED, f"what should decide it came out otherwise, so it is left open: {said}", ())
+        return Ruling(word, reason(*found), tuple(rested))
+
+    return decide
+
+
+def _wrong(part: Part, listed: Found) -> str:
+    """The first replay that does not show what it should. Empty if all do."""
+    for replay, context in listed:
+        verdict = judge(replay, context)
+        if verdict.word != AS_EXPECTED:
+            return f"{part.scenario} {replay.spec.question.label()}: {'; '.join(verdict.reasons)}"
+    return ""
+
+
+# Figures.
+
+
+def _count(listed: Found) -> str:
+    return f"{len(listed)} of {len(listed)} replays"
+
+
+def _observed(replay: Replay, name: str) -> Any:
+    seen = replay.plain.observation if replay.plain else None
+    return next((one.value for one in (seen.observed if seen else ()) if one.name == name), None)
+
+
+def _grown(replay: Replay, phase: str, *, peak: bool) -> int | None:
+    seen = replay.plain.observation if replay.plain else None
+    rows = [row for row in (seen.memory if seen else ()) if row.phase == phase]
+    return rows[0].grown(peak=peak) if rows else None
+
+
+def _range(values: Sequence[float], digits: int = 2) -> str:
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _scores(listed: Found) -> list[float]:
+    """Peaks in score tensors."""
+    peaks = [(_grown(replay, "forward", peak=True), _observed(replay, "score tensor, bytes")) for replay, _ in listed]
+    return [peak / score for peak, score in peaks if peak is not None and score]
+
+
+def _dense(uncompiled: Found, compiled: Found) -> str:
+    fits = [
+        curve.fit
+        for one in measured(point for replay, _ in uncompiled for point in points(replay))
+        for curve in one.curves
+        if curve.fit is not None
+    ]
+    power = "".join(f", with an exponent of {fit.exponent:.2f} ± {fit.error:.2f}" for fit in fits[:1])
+    places = [replay.spec.question.parameters.get("keys", 0) for replay, _ in uncompiled]
+    largest = max((_grown(replay, "forward", peak=True) or 0 for replay, _ in compiled), default=0)
+    return (
+        f"uncompiled, the forward peak is {_range(_scores(uncompiled))} score tensors at {min(places)} to "
+        f"{max(places)} keys{power}; compiled it is at most {largest / 2**20:.1f} MiB"
+    )
+
+
+# Claims.
+
+
+_SOURCE = "DFlash compile-checkpoint note"
+
+_UNCOMPILED, _COMPILED = Part(MEMORY, ("uncompiled",)), Part(MEMORY, ("compiled",))
+
+
+def _forced(kind: str) -> tuple[Part, ...]:
+    """Calls that fail because another thread traces or compiles a backward, with this kind of checkpoint."""
+    where = (("checkpoint_kind", kind),)
+    return (
+        Part(TRACES, ("called_while_another_thread_traces",), where),
+        Part(BACKWARD, ("called_while_another_backward_is_compiled",), where),
+    )
+
+
+def _alone(kind: str) -> Part:
+    return Part(TRACES, ("nothing_traces",), (("checkpoint_kind", kind),))
+
+
+def _race(kind: str) -> Part:
+    return Part(RACE, ("trained_from_cold",), (("checkpoint_kind", kind),))
+
+
+def _rate(listed: Found) -> str:
+    """Of the natural race: rounds that failed, of how many."""
+    rounds = [(_observed(replay, "rounds that failed"), _observed(replay, "rounds")) for replay, _ in listed]
+    return f"{sum(failed or 0 for failed, _ in rounds)} of {sum(all_ or 0 for _, all_ in rounds)} rounds"
+
+
+def _no_part_of_checkpoint(alone: Found, traced: Found, compiling: Found, race: Found) -> str:
+    return (
+        "checkpoint(use_reentrant=False) traces nothing: with nothing else tracing, compiled functions work under it "
+        f"({_count(alone)}). The error comes without any checkpoint, when another thread is inside a trace "
+        f"({_count(traced)}) or compiles its backward ({_count(compiling)}), and by itself in {_rate(race)} of two "
+        "threads that train compiled replicas from cold"
+    )
+
+
+def _both_kinds(
+    alone: Found, alone_reentrant: Found, traced: Found, compiling: Found, race: Found, race_non_reentrant: Found
+) -> str:
+    return (
+        f"both halves: alone, compiled functions work under either kind ({_count([*alone, *alone_reentrant])}); with "
+        f"another thread tracing or compiling a backward they fail under use_reentrant=True as well "
+        f"({_count([*traced, *compiling])}); from cold, training failed in {_rate(race)} with the reentrant and in "
+        f"{_rate(race_non_reentrant)} with the non-reentrant kind"
+    )
+
+
+def _explained(race: Found, backward: Found, forward: Found, repaired: Found) -> str:
+    return (
+        f"it is a race, and two threads are enough: without checkpoint {_rate(race)} failed. The window is the lazy "
+        f"compilation of a backward, which traces for the whole process ({_count(backward)}), while that of a forward "
+        f"hides its traces ({_count(forward)}); compiling forward and backward before the threads start closes it "
+        f"({_count(repaired)}). More threads compiling at once meet it more often"
+    )
+
+
+def _recompiled(tensor: Found, numbers: Found, limit: Found) -> str:
+    graphs = sorted({_observed(replay, "graphs") for replay, _ in numbers})
+    return (
+        "a mask that changes with every batch is compiled once if what changes is the content of a tensor (1 graph in "
+        f"10 steps, {_count(tensor)}); a number that is compiled in, the number of joined functions, or lengths with "
+        f"dynamic=False are compiled each time, up to the limit of {', '.join(map(str, graphs))} graphs, after "
+        f"which the steps run dense without an error ({_count(numbers)}), unless asked to fail there ({_count(limit)})"
+    )
+
+
+def _held_and_peak(plain: Found, whole: Found, reentrant: Found, chunks: Found) -> str:
+    told = []
+    for name, listed in (
+        ("plain", plain),
+        ("checkpointed as a whole", whole),
+        ("reentrant", reentrant),
+        ("in 8 checkpointed chunks", chunks),
+    ):
+        for replay, _ in listed[:1]:
+            held = _grown(replay, "forward", peak=False) or 0
+            forward = _grown(replay, "forward", peak=True) or 0
+            backward = held + (_grown(replay, "backward", peak=True) or 0)
+            told.append(f"{name} {held / 2**20:.0f} MiB held, {max(forward, backward) / 2**20:.0f} at the peak")
+    sizes = {_observed(replay, "bytes of a logits tensor") for replay, _ in plain}
+    one = ", ".join(f"{size / 2**20:.0f} MiB" for size in sizes if size)
+    return (
+        "checkpointing lm_head and loss as a whole lowers what is held between forward and backward, not the peak; "
+        f"chunks lower both. With a logits tensor of {one}: {'; '.join(told)}. One of 32,768 positions and 151,936 "
+        "words takes 19,914,555,392 bytes"
+    )
+
+
+def _limits(*found: Found) -> str:
+    named = [part.rpartition("/reentrant_")[2].replace("_", " ") for part in LIMITS]
+    return f"reentrant checkpoint {'; '.join(named)}: each shown, {_count([pair for one in found for pair in one])}"
+
+
+def _eight_gpus(_: Evidence) -> Ruling:
+    reason = "needs 8 GPUs and the model; the arithmetic holds (19.5 / 13.5 = 1.444)"
+    return Ruling(NOT_TESTED, reason, ())
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "B1",
+        _SOURCE,
+        "Without torch.compile, flex_attention takes a dense fallback that materialises all scores.",
+        _when(SUPPORTED, (_UNCOMPILED, _COMPILED), _dense),
+    ),
+    Claim(
+        "B5",
+        _SOURCE,
+        '"Detected that you are using FX to symbolically trace a dynamo-optimized function" came from '
+        "checkpoint(use_reentrant=False), which uses FX tracing.",
+        _when(REFUTED, (_alone("non-reentrant"), *_forced("none"), _race("none")), _no_part_of_checkpoint),
+    ),
+    Claim(
+        "B6",
+        _SOURCE,
+        "use_reentrant=True avoids the conflict and is compatible with compiled functions; use_reentrant=False is not.",
+        _when(
+            REFUTED,
+            (
+                _alone("non-reentrant"),
+                _alone("reentrant"),
+                *_forced("reentrant"),
+                _race("reentrant"),
+                _race("non-reentrant"),
+            ),
+            _both_kinds,
+        ),
+    ),
+    Claim(
+        "B7",
+        _SOURCE,
+        "Switching compile off is no way out, because of memory.",
+        _when(
+            SUPPORTED,
+            (
+                Part(MEMORY, ("compiled_but_forced_to_run_eagerly", "called_where_the_compiler_is_disabled")),
+                _UNCOMPILED,
+                _COMPILED,
+            ),
+            lambda off, uncompiled, compiled: (
+                f"switched off by set_stance or torch.compiler.disable, the peak is {_range(_scores(off))} score "
+                f"tensors; {_dense(uncompiled, compiled)}"
+            ),
+        ),
+    ),
+    Claim(
+        "B8",
+        _SOURCE,
+        "The error appeared on going from 2 to 3 drafter GPUs, when more threads compiled at once.",
+        _when(
+            SUPPORTED,
+            (
+                _race("none"),
+                Part(BACKWARD, ("called_while_another_backward_is_compiled",)),
+                Part(BACKWARD, ("called_while_another_forward_is_compiled",)),
+                Part(RACE, ("forward_and_backward_compiled_before_the_threads_start",)),
+            ),
+            _explained,
+        ),
+    ),
+    Claim(
+        "B9",
+        _SOURCE,
+        "A per-device cache of compiled functions did not help.",
+        _when(
+            SUPPORTED,
+            (Part(TRACES, ("compiled_for_its_own_thread",)),),
+            lambda own: (
+                "what a call looks at is one variable of the process, not the function: a function compiled by and for "
+                f"its own thread is refused all the same ({_count(own)})"
+            ),
+        ),
+    ),
+    Claim(
+        "B10",
+        _SOURCE,
+        "The mask changes with every batch, so that compiling hardly pays.",
+        _when(
+            SUPPORTED_IN_PART,
+            (
+                Part(
+                    RECOMPILES, ("compiled_with_another_mask_at_each_step",), (("mask", "tensor"), ("lengths", "same"))
+                ),
+                Part(RECOMPILES, ("compiled_with_another_mask_at_each_step",), (("mask", "default argument"),)),
+                Part(RECOMPILES, ("asked_to_fail_at_the_limit",)),
+            ),
+            _recompiled,
+        ),
+    ),
+    Claim(
+        "B11",
+        _SOURCE,
+        "Checkpointing lm_head and loss is what keeps the logits from running out of memory.",
+        _when(
+            SUPPORTED_IN_PART,
+            (
+                Part(LOGITS, ("not_checkpointed_and_measured",)),
+                Part(LOGITS, ("checkpointed_as_a_whole",)),
+                Part(LOGITS, ("checkpointed_as_a_whole_and_reentrant",)),
+                Part(LOGITS, ("in_checkpointed_chunks",)),
+            ),
+            _held_and_peak,
+        ),
+    ),
+    Claim(
+        "B12",
+        _SOURCE,
+        "Reentrant checkpoint has limits.",
+        _when(SUPPORTED, tuple(Part(name) for name in LIMITS), _limits),
+    ),
+    Claim(
+        "B13",
+        _SOURCE,
+        "Three drafters instead of two lift throughput from 13.5 to 19.5 thousand tokens a second, 44 %.",
+        _eight_gpus,
+    ),
+)
+
+ADVICE: tuple[Advice, ...] = (
+    Advice(
+        _SOURCE,
+        "Compile forward and backward of every replica before the threads start.",
+        RACE,
+        ("forward_and_backward_compiled_before_the_threads_start",),
+    ),
+    Advice(_SOURCE, "Or hold one lock around steps that may compile.", RACE, ("one_lock_around_steps",)),
+    Advice(_SOURCE, "Or give each device a process of its own.", RACE, ("a_process_for_each_replica",)),
+    Advice(
+        _SOURCE,
+        "Or set torch._functorch.config.force_non_lazy_backward_lowering in every thread.",
+        RACE,
+        ("backward_compiled_with_the_forward",),
+    ),
+    Advice(
+        _SOURCE,
+        "Keep flex_attention compiled, with a block mask: its memory stays that of its output.",
+        MEMORY,
+        ("compiled",),
+    ),
+    Advice(
+        _SOURCE,
+        "Keep what changes in a mask in tensors, so that it is compiled once.",
+        RECOMPILES,
+        ("compiled_with_another_mask_at_each_step",),
+    ),
+    Advice(_SOURCE, "Calculate logits and loss in checkpointed chunks.", LOGITS, ("in_checkpointed_chunks",)),
+    Advice(
+        _SOURCE,
+        "Use non-reentrant checkpoint: it has none of the reentrant kind's limits.",
+        LIMITS[1],
+        ("not_reentrant",),
+    ),
+)

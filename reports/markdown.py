@@ -181,12 +181,9 @@ def _series(comparison: Comparison, images: Mapping[str, str]) -> list[str]:
         return []
     lines = ["## Measured over a parameter"]
     for one in comparison.series:
-        lines += [
-            "",
-            f"### {_prose(one.series.title)}",
-            "",
-            f"![{_prose(one.series.title)}]({images[one.series.name]})",
-        ]
+        title = _prose(one.series.title)
+        lines += ["", f"### {title}"]
+        lines += ["", f"![{title}]({images[one.series.name]})"] if one.series.name in images else []
         lines += ["", f"{code(one.series.scenario)}, {_prose(one.series.measure)} over {code(one.series.parameter)}."]
         lines += ["", *_fits(one), "", *_points(one)]
     return lines
