@@ -238,12 +238,53 @@ def _eight_gpus(_: Evidence) -> Ruling:
     return Ruling(NOT_TESTED, reason, ())
 
 
+def _asked_for(listed: Found) -> list[int]:
+    """Bytes of the refused allocations, the largest first; from the judgement, which has read them."""
+    found = {
+        int(expectation["bytes"])
+        for replay, _ in listed
+        for expectation in replay.spec.mark.expectations
+        if expectation["kind"] == "refuses"
+    }
+    return sorted(found, reverse=True)
+
+
+def _two_figures(refused: Found, counted: Found) -> str:
+    asked = " and ".join(
+        f"{bytes_:,} bytes ({bytes_ / 2**30:g} GiB, {bytes_ / 1e9:.1f} GB) with {keys:,} keys"
+        for bytes_, keys in zip(_asked_for(refused), sorted(_keys(refused), reverse=True))
+    )
+    held = _observed(counted[0][0], "three and a quarter score tensors, GiB")
+    return (
+        f"the real call asks for {asked}. So the product is neither of the two figures, 298 is GiB and belongs to another "
+        f"number of keys, and one such tensor is not the whole need: the fallback holds three and a quarter, {held:,} GiB"
+    )
+
+
+def _keys(listed: Found) -> set[int]:
+    return {int(replay.spec.question.parameters["keys"]) for replay, _ in listed}
+
+
+def _fits_nowhere(refused: Found, counted: Found) -> str:
+    most = _observed(counted[0][0], "most keys whose scores fit 95 GB")
+    return (
+        f"the request of {_asked_for(refused)[0]:,} bytes is {_asked_for(refused)[0] / 95e9:.1f} times 95 GB; the scores "
+        f"of at most {most:,} keys would fit, of the note's 81,920"
+    )
+
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "B1",
         _SOURCE,
         "Without torch.compile, flex_attention takes a dense fallback that materialises all scores.",
         _when(SUPPORTED, (_UNCOMPILED, _COMPILED), _dense),
+    ),
+    Claim(
+        "B2",
+        _SOURCE,
+        "The failed allocation was 298 GB, and the score tensor is 32 x 32768 x 81920 x 4 bytes = 328 GB.",
+        _when(REFUTED, (Part(REFUSED, ("uncompiled",)), Part(REFUSED, ("counted",))), _two_figures),
     ),
     Claim(
         "B5",
@@ -355,6 +396,12 @@ CLAIMS: tuple[Claim, ...] = (
         _SOURCE,
         "Three drafters instead of two lift throughput from 13.5 to 19.5 thousand tokens a second, 44 %.",
         _eight_gpus,
+    ),
+    Claim(
+        "B14",
+        _SOURCE,
+        "No such allocation fits a GPU of 95 GB.",
+        _when(SUPPORTED, (Part(REFUSED, ("uncompiled",)), Part(REFUSED, ("counted",))), _fits_nowhere),
     ),
 )
 
