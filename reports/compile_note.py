@@ -49,6 +49,8 @@ class Part:
     """Empty for all."""
     where: tuple[tuple[str, Any], ...] = ()
     """Parameters that a replay must have."""
+    device: str = ""
+    """Empty for any."""
 
     def found(self, evidence: Evidence) -> list[tuple[Replay, Context]]:
         return [pair for pair in evidence.of(self.scenario, *self.cases) if self._fits(pair[0])]
@@ -56,7 +58,9 @@ class Part:
     def _fits(self, replay: Replay) -> bool:
         question = replay.spec.question
         given = question.parameters
-        return question.dtype == question.input_dtype and all(given.get(name) == value for name, value in self.where)
+        if question.dtype != question.input_dtype or self.device not in ("", question.device):
+            return False
+        return all(given.get(name) == value for name, value in self.where)
 
     @property
     def name(self) -> str:
@@ -141,6 +145,8 @@ def _dense(uncompiled: Found, compiled: Found) -> str:
 
 _SOURCE = "DFlash compile-checkpoint note"
 
+# CUDA's message rounds what it says.
+_TOO_LARGE = Part(REFUSED, ("uncompiled",), device="cpu")
 _UNCOMPILED, _COMPILED = Part(MEMORY, ("uncompiled",)), Part(MEMORY, ("compiled",))
 
 
@@ -256,8 +262,9 @@ def _two_figures(refused: Found, counted: Found) -> str:
     )
     held = _observed(counted[0][0], "three and a quarter score tensors, GiB")
     return (
-        f"the real call asks for {asked}. So the product is neither of the two figures, 298 is GiB and belongs to another "
-        f"number of keys, and one such tensor is not the whole need: the fallback holds three and a quarter, {held:,} GiB"
+        f"the real call asks for {asked}. So the product is neither of the two figures, 298 is GiB and belongs to "
+        "another number of keys, and one such tensor is not the whole need: the fallback holds three and a quarter, "
+        f"{held:,} GiB"
     )
 
 
@@ -266,10 +273,10 @@ def _keys(listed: Found) -> set[int]:
 
 
 def _fits_nowhere(refused: Found, counted: Found) -> str:
-    most = _observed(counted[0][0], "most keys whose scores fit 95 GB")
+    most, asked = _observed(counted[0][0], "most keys whose scores fit 95 GB"), _asked_for(refused)[0]
     return (
-        f"the request of {_asked_for(refused)[0]:,} bytes is {_asked_for(refused)[0] / 95e9:.1f} times 95 GB; the scores "
-        f"of at most {most:,} keys would fit, of the note's 81,920"
+        f"the request of {asked:,} bytes is {asked / 95e9:.1f} times 95 GB; the scores of at most {most:,} keys would "
+        "fit, of the note's 81,920"
     )
 
 
@@ -284,7 +291,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B2",
         _SOURCE,
         "The failed allocation was 298 GB, and the score tensor is 32 x 32768 x 81920 x 4 bytes = 328 GB.",
-        _when(REFUTED, (Part(REFUSED, ("uncompiled",)), Part(REFUSED, ("counted",))), _two_figures),
+        _when(REFUTED, (_TOO_LARGE, Part(REFUSED, ("counted",))), _two_figures),
     ),
     Claim(
         "B5",
@@ -401,7 +408,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B14",
         _SOURCE,
         "No such allocation fits a GPU of 95 GB.",
-        _when(SUPPORTED, (Part(REFUSED, ("uncompiled",)), Part(REFUSED, ("counted",))), _fits_nowhere),
+        _when(SUPPORTED, (_TOO_LARGE, Part(REFUSED, ("counted",))), _fits_nowhere),
     ),
 )
 
