@@ -244,6 +244,25 @@ def _eight_gpus(_: Evidence) -> Ruling:
     return Ruling(NOT_TESTED, reason, ())
 
 
+def _masked(uncompiled: Found, compiled: Found, unmasked: Found) -> str:
+    return (
+        "the mask is applied: under causal, sliding-window, document and the note's own anchored masks the fallback's "
+        f"values are those of a dense masked calculation within rounding ({_count([*uncompiled, *compiled])}, compiled "
+        f"or not), and other than without a mask ({_count(unmasked)}). What it does not use is sparsity: its peak is "
+        f"{_range(_scores(uncompiled))} score tensors with a mask, {_range(_scores(unmasked))} without one"
+    )
+
+
+def _sparse(compiled: Found, uncompiled: Found, memory: Found) -> str:
+    name = "time at density 0.0625, of that at density 1"
+    times = [[_observed(replay, name) for replay, _ in listed] for listed in (compiled, uncompiled)]
+    return (
+        f"a sixteenth of the blocks takes {_range([t for t in times[0] if t is not None])} of the time of all of them "
+        f"compiled, {_range([t for t in times[1] if t is not None])} uncompiled, where the peak is "
+        f"{_range(_scores(memory))} score tensors at every density"
+    )
+
+
 def _asked_for(listed: Found) -> list[int]:
     """Bytes of the refused allocations, the largest first; from the judgement, which has read them."""
     found = {
@@ -292,6 +311,26 @@ CLAIMS: tuple[Claim, ...] = (
         _SOURCE,
         "The failed allocation was 298 GB, and the score tensor is 32 x 32768 x 81920 x 4 bytes = 328 GB.",
         _when(REFUTED, (_TOO_LARGE, Part(REFUSED, ("counted",))), _two_figures),
+    ),
+    Claim(
+        "B3",
+        _SOURCE,
+        "In the fallback the block mask is ignored.",
+        _when(
+            REFUTED,
+            (Part(MASK, ("uncompiled",)), Part(MASK, ("compiled",)), Part(MASK, ("without_the_mask",))),
+            _masked,
+        ),
+    ),
+    Claim(
+        "B4",
+        _SOURCE,
+        "Compiled, the block sparsity is used.",
+        _when(
+            SUPPORTED,
+            tuple(Part(SPARSITY, (case,)) for case in ("compiled", "uncompiled", "uncompiled_memory")),
+            _sparse,
+        ),
     ),
     Claim(
         "B5",
