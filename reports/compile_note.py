@@ -299,6 +299,17 @@ def _fits_nowhere(refused: Found, counted: Found) -> str:
     )
 
 
+def _weighed(apart: Found, apart_in_backward: Found, forward: Found, around: Found, wrapped: Found, lock: Found) -> str:
+    return (
+        "with another thread tracing, reentrant checkpoint fails like the other kind "
+        f"({_count(apart)}). Attention apart from what is checkpointed is safe during backward only "
+        f"({_count(apart_in_backward)}). A context that switches the compiler off, for the whole forward "
+        f"({_count(forward)}) or around flex_attention ({_count(around)}), does not stop a compiled function from being "
+        f"refused; torch.compiler.disable does, and then it runs uncompiled ({_count(wrapped)}). One lock around traces "
+        f"and steps helps, compiled ({_count(lock)})"
+    )
+
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "B1",
@@ -448,6 +459,24 @@ CLAIMS: tuple[Claim, ...] = (
         _SOURCE,
         "No such allocation fits a GPU of 95 GB.",
         _when(SUPPORTED, (_TOO_LARGE, Part(REFUSED, ("counted",))), _fits_nowhere),
+    ),
+    Claim(
+        "B15",
+        _SOURCE,
+        "Of four ways out (separate scopes, compiler off for the forward, compiler off around flex_attention, "
+        "reentrant checkpoint) the last was chosen, and works.",
+        _when(
+            REFUTED,
+            (
+                Part(WAYS, ("attention_apart_from_the_checkpoint",), (("traced_during", "forward"),)),
+                Part(WAYS, ("attention_apart_from_the_checkpoint",), (("traced_during", "backward"),)),
+                Part(WAYS, ("switched_off_for_the_forward",)),
+                Part(WAYS, ("switched_off_around_attention",)),
+                Part(WAYS, ("disabled_by_wrapping",)),
+                Part(WAYS, ("one_lock_around_traces_and_steps",)),
+            ),
+            _weighed,
+        ),
     ),
 )
 
