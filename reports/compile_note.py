@@ -304,9 +304,9 @@ def _weighed(apart: Found, apart_in_backward: Found, forward: Found, around: Fou
         "with another thread tracing, reentrant checkpoint fails like the other kind "
         f"({_count(apart)}). Attention apart from what is checkpointed is safe during backward only "
         f"({_count(apart_in_backward)}). A context that switches the compiler off, for the whole forward "
-        f"({_count(forward)}) or around flex_attention ({_count(around)}), does not stop a compiled function from being "
-        f"refused; torch.compiler.disable does, and then it runs uncompiled ({_count(wrapped)}). One lock around traces "
-        f"and steps helps, compiled ({_count(lock)})"
+        f"({_count(forward)}) or around flex_attention ({_count(around)}), does not stop a compiled function from "
+        f"being refused; torch.compiler.disable does, and then it runs uncompiled ({_count(wrapped)}). One lock around "
+        f"traces and steps helps, compiled ({_count(lock)})"
     )
 
 
