@@ -147,6 +147,7 @@ _SOURCE = "DFlash compile-checkpoint note"
 
 # CUDA's message rounds what it says.
 _TOO_LARGE = Part(REFUSED, ("uncompiled",), device="cpu")
+_ANOTHER_MASK = "compiled_with_another_mask_at_each_step"
 _UNCOMPILED, _COMPILED = Part(MEMORY, ("uncompiled",)), Part(MEMORY, ("compiled",))
 
 
@@ -203,12 +204,12 @@ def _explained(race: Found, backward: Found, forward: Found, repaired: Found) ->
 
 
 def _recompiled(tensor: Found, numbers: Found, limit: Found) -> str:
-    graphs = sorted({_observed(replay, "graphs") for replay, _ in numbers})
+    once, graphs = _observed(tensor[0][0], "steps that ran compiled"), _observed(numbers[0][0], "graphs")
     return (
-        "a mask that changes with every batch is compiled once if what changes is the content of a tensor (1 graph in "
-        f"10 steps, {_count(tensor)}); a number that is compiled in, the number of joined functions, or lengths with "
-        f"dynamic=False are compiled each time, up to the limit of {', '.join(map(str, graphs))} graphs, after "
-        f"which the steps run dense without an error ({_count(numbers)}), unless asked to fail there ({_count(limit)})"
+        f"a mask that changes with every batch is compiled once if what changes is the content of a tensor (1 graph for "
+        f"{once} masks, {_count(tensor)}); a number that is compiled in, the number of joined functions, or lengths with "
+        f"dynamic=False are compiled each time, up to the recompile limit ({graphs} here), after which the steps run "
+        f"dense without an error ({_count(numbers)}), unless asked to fail there ({_count(limit)})"
     )
 
 
@@ -505,7 +506,7 @@ ADVICE: tuple[Advice, ...] = (
         _SOURCE,
         "Keep what changes in a mask in tensors, so that it is compiled once.",
         RECOMPILES,
-        ("compiled_with_another_mask_at_each_step",),
+        (_ANOTHER_MASK,),
     ),
     Advice(_SOURCE, "Calculate logits and loss in checkpointed chunks.", LOGITS, ("in_checkpointed_chunks",)),
     Advice(

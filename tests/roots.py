@@ -5,15 +5,18 @@ A `Lab` runs each spec once and shares its record among the tests of a module: a
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 import samples
 
 from experiments import launch
+from experiments.engine import local
+from experiments.engine.forks import Forks
 from experiments.record import Record, Spec, digest, parse
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -110,6 +113,14 @@ def run(asked: Spec, folder: Path, root: Path) -> Ran:
     return Ran(launch.run(asked, folder, root), folder)
 
 
+def costly(case: Mapping[str, Any]) -> bool:
+    """Whether a case, as the catalogue has it, takes much longer than most, or nobody knows how it ends: such cases
+    run in the slow tests only.
+    """
+    varies = any(expectation["kind"] in ("varies", "hangs") for expectation in case["expectations"])
+    return varies or "inductor" in case["needs"] or case["warm_up"] or case["timeout"] is not None
+
+
 class Lab:
     """A root, and what has been run from it."""
 
@@ -130,6 +141,20 @@ class Lab:
         if asked.digest() not in self._ran:
             self._ran[asked.digest()] = run(asked, self.folder / asked.digest()[:16], self.root)
         return self._ran[asked.digest()]
+
+    def sweep(self, specs: Sequence[Spec], workers: int = 2) -> None:
+        """Run them at once, as a sweep does: those that are forked cost a tenth. `ran` then finds them."""
+        with contextlib.closing(Forks(self.root)) as forks:
+            ended = local.run(
+                specs,
+                workers=workers,
+                roots={"original": self.root},
+                scratch=self.folder,
+                missing={},
+                watch=lambda _: None,
+                forks=forks,
+            )
+            self._ran.update((record.spec.digest(), Ran(record, folder)) for record, folder in ended)
 
 
 def changed(asked: Spec, **changes: Any) -> Spec:

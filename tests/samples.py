@@ -177,6 +177,7 @@ def facts(host: str = "one", version: str = "2.13.0+cpu", **others: Any) -> dict
         "cpu": {"model": "a processor", "architecture": "x86_64", "capability": "AVX512", "cores": 8},
         "gpu": None,
         "system": {"name": "Linux", "release": "6.1"},
+        "compiler": {"c++": "g++ 12", "triton": None},
         "torch": {"version": version, "build": "built with:\n  - a compiler\n", "parallel": "threads:\n  1\n"},
         **others,
     }

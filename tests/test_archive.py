@@ -21,7 +21,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect
 
 import store.database
-from experiments.record import Tensor, canonical, digest, parse, with_attempt
+from experiments.record import SCHEMA, Tensor, canonical, digest, parse, with_attempt
 from store.archive import Archive, ArchiveError
 from store.blobs import Blobs
 from store.models import APPEND_ONLY, Base
@@ -131,7 +131,7 @@ def test_changed_content_is_refused(archive, tmp_path, file):
     [
         (lambda text: text + "\n", "not canonical"),
         (lambda text: text.replace("1.25", "1.250"), "not canonical"),
-        (lambda text: text.replace('"schema":1', '"schema":2'), "reads 1 to 1"),
+        (lambda text: text.replace(f'"schema":{SCHEMA}', f'"schema":{SCHEMA + 1}'), f"reads 1 to {SCHEMA}"),
         (lambda text: text.replace("finished", "raised"), "evidence digest"),
         (lambda text: text.replace('"seed":1729', '"seed":"many"'), "seed"),
         (lambda _: "[]", "a record is a JSON object"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import samples
 
-from experiments.record import canonical, digest
+from experiments.record import SCHEMA, canonical, digest
 from store import bundle
 from store.archive import Archive, ArchiveError
 from store.bundle import add_bundle, check_bundle, export
@@ -260,7 +260,7 @@ def test_a_zip_without_a_manifest_is_no_bundle(other, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: text.replace('"schema":1', '"schema":2'), "reads 1 to 1"),
+        (lambda text: text.replace(f'"schema":{SCHEMA}', f'"schema":{SCHEMA + 1}'), f"reads 1 to {SCHEMA}"),
         (lambda text: text.replace("finished", "died"), "evidence digest"),
         (lambda text: text + " ", "not canonical"),
         (lambda text: text.replace('"seed":1729', '"seed":1729,"seed":1729'), "same key twice"),

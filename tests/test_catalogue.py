@@ -26,6 +26,11 @@ def squares(weight):
     return weight.square().sum()
 
 
+@scenario.control(agrees(bitwise=True), why="a reason", gradient=False, warm_up=True, profiled=False)
+def squares_warm(weight):
+    return weight.square().sum()
+
+
 @scenario.repair(agrees(bitwise=True), dtypes=("float32", "float16"), over={"size": (1, 2)}, needs=("cuda",))
 def squares_again(weight, size):
     \"\"\"What it shows.\"\"\"
@@ -112,10 +117,14 @@ def test_the_error_of_a_broken_file_says_what_is_wrong(listed, name, said):
 def test_an_entry_says_everything_about_its_cases(listed):
     found = entry(listed, "one/good")
     assert (found.title, found.source, found.threads, found.suites) == ("Made for a test.", "a test", 1, ("full",))
-    reference, repair = found.cases
+    reference, control, repair = found.cases
     assert (reference["name"], reference["role"]) == ("squares", "reference")
     assert repair["text"] == "What it shows."
     assert repair["needs"] == ["cuda"]
+    assert [[case[name] for name in ("gradient", "warm_up", "profiled")] for case in (reference, control)] == [
+        [True, False, True],
+        [False, True, False],
+    ]
     assert set(repair["takes"]) == {"size", "weight"}
     assert len(repair["variants"]) == 4
     assert catalogue.labels(repair)[:2] == [
@@ -211,7 +220,7 @@ def test_the_listing_is_json_when_asked(root):
     assert ended.returncode == 0, ended.stderr
     listed = json.loads(ended.stdout)
     assert [one["name"] for one in listed] == ["one/deeper/good", "one/good"]
-    assert listed[0]["cases"][1]["expectations"] == [{"bitwise": True, "kind": "agrees"}]
+    assert listed[0]["cases"][2]["expectations"] == [{"bitwise": True, "kind": "agrees"}]
 
 
 def test_the_listing_shows_broken_files_and_where_a_case_runs(root):

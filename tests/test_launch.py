@@ -181,6 +181,11 @@ def test_the_phase_in_which_a_process_died_is_the_last_that_it_named(played):
     assert played('printf backward > "$2/phase"; exit 3').outcome.phase == "backward"
 
 
+def test_a_process_may_die_in_its_warm_up(played):
+    record = played('printf warm-up > "$2/phase"; exec sleep 600', timeout=0.3).record
+    assert (record.outcome.kind, record.outcome.phase) == ("timed_out", "warm-up")
+
+
 def test_a_phase_that_does_not_exist_is_none(played):
     assert played('printf somewhere > "$2/phase"; exit 3').outcome.phase is None
 
@@ -397,10 +402,12 @@ def test_the_environment_is_a_list_of_names(played, monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     ran = played("env; exit 3", variables={"SETTING": "1"}, hash_seed=5, threads=3)
     made = dict(line.split("=", 1) for line in ran.stdout.decode().splitlines() if "=" in line)
-    own = {"LC_ALL", "PYTHONHASHSEED", "TMPDIR", "TEMP", "SETTING"}
+    caches = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    own = {"LC_ALL", "PYTHONHASHSEED", "TMPDIR", "TEMP", "SETTING", "TORCHINDUCTOR_COMPILE_THREADS", *caches}
     shells = {"PWD", "OLDPWD", "SHLVL", "_"}
     assert set(made) - set(launch.NEEDED) - set(VARIABLES) - shells == own
     assert (made["PYTHONHASHSEED"], made["OMP_NUM_THREADS"], made["MKL_CBWR"]) == ("5", "3", "COMPATIBLE")
+    assert {made[name] for name in caches} == {str(ran.folder / "tmp" / "compiled")}
 
 
 def test_the_working_folder_is_the_worker_s_own_and_does_not_stay(played):

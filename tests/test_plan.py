@@ -36,6 +36,9 @@ def case(name, role, variants=({},), dtypes=("float32",), **changes):
         "memory": None,
         "output": None,
         "disk": None,
+        "gradient": True,
+        "warm_up": False,
+        "profiled": True,
         "expectations": [],
         "takes": [],
         "variants": [{"parameters": dict(one), "dtype": dtype} for one in variants for dtype in dtypes],
@@ -206,6 +209,32 @@ def test_both_passes_are_planned_but_a_ruler_is_read_once():
     for (name, repeat), seen in passes.items():
         assert seen == (["plain"] if name in rulers else ["plain", "profiled"])
         assert not (name in rulers and repeat)
+
+
+@pytest.mark.parametrize("isolation", [Isolation.fresh, Isolation.audit])
+def test_a_case_that_is_not_to_be_profiled_has_its_plain_pass_only(isolation):
+    """It, and a reference whose mark says so: each for itself, whatever it is compared with."""
+    cases = (
+        case("profiled_reference", "reference"),
+        case("plain_reference", "reference", profiled=False),
+        case("plain", "broken", profiled=False),
+        case("other", "repair", reference="plain_reference", dtypes=("float32", "bfloat16")),
+    )
+    cfg = config(isolation__kind=isolation, isolation__sample=1.0, replays=2)
+    made = plan(cfg, listed(entry("a/b", *cases)))
+    resolves(made)
+    passes = {}
+    for spec in made.specs:
+        exact = spec.question.dtype != spec.question.input_dtype
+        passes.setdefault((spec.question.case, exact), set()).add(spec.question.pass_)
+    assert passes == {
+        ("profiled_reference", False): {"plain", "profiled"},
+        ("profiled_reference", True): {"plain"},
+        ("plain_reference", False): {"plain"},
+        ("plain_reference", True): {"plain"},
+        ("plain", False): {"plain"},
+        ("other", False): {"plain", "profiled"},
+    }
 
 
 def test_of_three_replays_the_last_is_from_copied_sources():
@@ -385,9 +414,36 @@ def test_a_version_of_torch_is_compared_as_numbers(need, version, there):
     assert set(made.missing.values()) == (set() if there else {need})
 
 
-@pytest.mark.parametrize("need", ["tpu", "torch", "torch==2.6", "torch>=2", ""])
+@pytest.mark.parametrize(
+    ("compiler", "held"),
+    [
+        ({"c++": "g++ 12", "triton": "3.4"}, set()),
+        ({"c++": "g++ 12", "triton": None}, {"cuda"}),
+        ({"c++": None, "triton": "3.4"}, {"cpu", "cuda"}),
+        ({"c++": None, "triton": None}, {"cpu", "cuda"}),
+    ],
+)
+def test_what_torch_cannot_compile_here_stays_not_run(compiler, held):
+    """In the plan, both passes, with what is missing. Its reference needs no compiler."""
+    compiled = entry("a/b", case("exact", "reference"), case("compiled", "repair", needs=["inductor"]))
+    machine = {**samples.facts(gpu={"name": "a GPU"}), "compiler": compiler}
+    made = plan(config(devices=[Device.cpu, Device.cuda]), Catalogue(machine=machine, entries=(compiled,)))
+    found = [(spec.question.case, spec.question.device) for spec in made.specs if spec.digest() in made.missing]
+    assert sorted(found) == sorted(("compiled", device) for device in held for _ in ("plain", "profiled"))
+    assert set(made.missing.values()) == ({"inductor"} if held else set())
+
+
+def test_a_compiler_is_of_no_use_on_a_device_that_is_not_here():
+    compiled = entry("a/b", case("exact", "reference"), case("compiled", "repair", needs=["inductor"]))
+    machine = {**samples.facts(), "compiler": {"c++": "g++ 12", "triton": "3.4"}}
+    made = plan(config(devices=[Device.cuda]), Catalogue(machine=machine, entries=(compiled,)))
+    assert set(made.missing) == {spec.digest() for spec in made.specs}
+    assert set(made.missing.values()) == {"cuda"}
+
+
+@pytest.mark.parametrize("need", ["tpu", "torch", "torch==2.6", "torch>=2", "Inductor", "inductor ", ""])
 def test_a_need_that_nobody_knows_is_refused(need):
-    with pytest.raises(ConfigError, match="is unknown; known are cuda and torch"):
+    with pytest.raises(ConfigError, match=r"is unknown; known are cuda, inductor, torch>=X\.Y and torch<X\.Y"):
         plan(config(), listed(entry("a/b", case("exact", "reference"), case("c", "broken", needs=[need]))))
 
 
@@ -569,14 +625,24 @@ def test_several_values_without_a_multirun_are_refused():
     assert "-m" in refusal(["seed=1,2"], CONF)
 
 
+def test_the_sweep_that_is_run_by_default_can_be_planned(real):
+    """Every series of it has points."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        made = OmegaConf.to_object(hydra.compose("config"))
+    specs = plan(made, real).specs
+    assert {spec.question.scenario for spec in specs} == {one.name for one in real.entries}
+    assert made.series
+    assert {series["name"] for spec in specs for series in spec.mark.series} == set(made.series)
+
+
 def test_the_fields_of_the_configuration_are_those_of_the_schema():
     """Nothing in conf/ says other than the schema's defaults, but for what it names."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         made = OmegaConf.to_object(hydra.compose("config"))
     assert isinstance(made, Config)
-    assert replace(made, devices=[], archive=None, tracking=None) == replace(
-        Config(devices=[]), archive=None, tracking=None
-    )
+    named = {"devices": [], "archive": None, "tracking": None, "series": {}}
+    assert replace(made, **named) == replace(Config(devices=[]), **named)
+    assert set(made.series) <= {path.stem for path in (CONF / "series").glob("*.yaml")}
     assert made.devices == [Device.present]
     assert made.archive.url == "sqlite:///outputs/archive.db"
     assert made.tracking.uri == "sqlite:///outputs/mlflow.db"

@@ -16,12 +16,14 @@ from experiments.scenario import (
     expectation_from_json,
     expectation_to_json,
     hangs,
+    holds,
     no_gradient,
     observe,
     peaks,
     raises,
     recomputes_without,
     refuses,
+    shows,
     state_differs,
     varies,
 )
@@ -37,6 +39,10 @@ EXPECTATIONS = [
     no_gradient("query", "key"),
     peaks(at_least=1, at_most=2),
     peaks("backward", at_most=2),
+    holds(at_least=1),
+    holds("backward", at_least=-1, at_most=2),
+    shows(compiled=False),
+    shows({"a name": [1, [0.5]]}, other="x"),
     refuses(bytes=2**40),
     hangs(),
     dies(),
@@ -86,6 +92,9 @@ def test_other_fields_than_the_known_are_refused(data):
         (lambda: differs(by_at_least=float("nan")), "give a size above 0"),
         (no_gradient, "names of the inputs"),
         (lambda: peaks("forward"), "at_least=, at_most= or both"),
+        (lambda: holds("forward"), r"holds\(\) needs at_least=, at_most= or both"),
+        (shows, "needs the observed values"),
+        (lambda: shows({}), "needs the observed values"),
         (lambda: varies(at_least=0.6, at_most=0.5), "not a range"),
         (lambda: varies(at_least=-0.1), "not a range"),
         (lambda: varies(at_most=1.1), "not a range"),
@@ -97,14 +106,23 @@ def test_a_word_that_says_nothing_is_refused(make, said):
         make()
 
 
-def test_bytes_between_bounds_that_exclude_each_other_are_refused():
-    with pytest.raises(ScenarioError):
-        peaks(at_least=2, at_most=1)
+@pytest.mark.parametrize("word", [peaks, holds])
+def test_bytes_between_bounds_that_exclude_each_other_are_refused(word):
+    with pytest.raises(ScenarioError, match=rf"{word.__name__}\(at_least=2, at_most=1\) is not a range"):
+        word(at_least=2, at_most=1)
+    assert word(at_least=2, at_most=2)
 
 
-def test_peaks_of_a_phase_that_does_not_exist_are_refused():
-    with pytest.raises(ScenarioError):
-        peaks("forwards", at_most=1)
+@pytest.mark.parametrize("word", [peaks, holds])
+@pytest.mark.parametrize("phase", ["forwards", "warm-up", ""])
+def test_memory_of_a_phase_that_nobody_judges_is_refused(word, phase):
+    with pytest.raises(ScenarioError, match="is unknown; known are inputs, forward, backward"):
+        word(phase, at_most=1)
+
+
+def test_values_are_named_either_way():
+    assert shows(compiled=False) == shows({"compiled": False})
+    assert shows({"a name": 1}, other=2).values == {"a name": 1, "other": 2}
 
 
 def test_an_exception_is_named_with_its_module_unless_it_is_builtin():
@@ -157,6 +175,29 @@ def test_a_string_where_a_list_is_meant_is_refused(scenario):
     """`on="cpu"` would be three devices named by letters."""
     with pytest.raises(ScenarioError):
         scenario.repair(agrees(bitwise=True), on="cpu")(case)
+
+
+@pytest.mark.parametrize("mark", ["reference", "broken", "repair", "control"])
+def test_every_mark_takes_how_its_case_is_run(scenario, mark):
+    """And says so of each case, whatever the others are."""
+    options = {"broken": {"cause": "early stop"}, "control": {"why": "a reason"}}.get(mark, {})
+    expected = [] if mark == "reference" else [agrees(bitwise=True)]
+
+    def other(weight):
+        return weight
+
+    getattr(scenario, mark)(*expected, **options, gradient=False, warm_up=True, profiled=False)(case)
+    scenario.repair(agrees(bitwise=True))(other)
+    assert [(one.gradient, one.warm_up, one.profiled) for one in scenario.cases] == [
+        (False, True, False),
+        (True, False, True),
+    ]
+
+
+def test_a_bare_reference_is_differentiated_cold_and_profiled(scenario):
+    scenario.reference(case)
+    (one,) = scenario.cases
+    assert (one.gradient, one.warm_up, one.profiled) == (True, False, True)
 
 
 def test_marks_are_stacked_on_one_function(scenario):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import roots
 from roots import HEAD, PROJECT
 
 from experiments import catalogue
+from experiments.scenario import expectation_to_json, raises, refuses
+from experiments.scenario import shows as observes
 from experiments.snippet import find, snippet
 
 NOTE = "checkpoint/attention_policy_ends_before_recomputation"
@@ -39,16 +43,17 @@ def listed(tmp_path_factory):
 
 
 def labels(entry):
-    """Every case in every variant that runs on the CPU, with its mark."""
+    """Every case in every variant that runs on this CPU, with its mark."""
+    here = {"inductor"} if shutil.which("g++") else set()
     for case in entry.cases:
-        if "cpu" in case["on"] and "cuda" not in case["needs"]:
+        if "cpu" in case["on"] and {need for need in case["needs"] if not need.startswith("torch")} <= here:
             yield from ((label, case) for label in catalogue.labels(case))
 
 
 def text(name, entry, label):
     found = find(entry, label)
     source = (PROJECT / "experiments/scenarios" / f"{name}.py").read_text(encoding="utf-8")
-    return snippet(source, found.case, found.parameters, found.dtype, 1729, found.device)
+    return snippet(source, found.case, found.parameters, found.dtype, 1729, found.device, gradient=found.gradient)
 
 
 def pasted(text, folder):
@@ -65,13 +70,28 @@ def shows(name, entry, label, case, folder):
     if "experiments" in made:
         return [f"{name} {label}: names the project"]
     ended = pasted(made, folder)
-    raised = [one for one in case["expectations"] if one["kind"] == "raises"]
-    if not raised:
-        return [] if ended.returncode == 0 else [f"{name} {label}: {ended.stderr[-300:]}"]
-    last = [line for line in ended.stderr.splitlines() if line and line[0].isalpha()]
-    found = ended.returncode == 1 and raised[0]["text"] in ended.stderr
-    found = found and any(line.startswith(raised[0]["type"]) for line in last)
-    return [] if found else [f"{name} {label}: exit {ended.returncode}, {ended.stderr[-300:]}"]
+    wrong = [what for one in case["expectations"] for what in [otherwise(one, ended)] if what]
+    kinds = {one["kind"] for one in case["expectations"]}
+    if ended.returncode != 0 and not kinds & {"raises", "refuses", "varies"}:
+        wrong.append("expected to finish")
+    return [f"{name} {label}: {what}; exit {ended.returncode}, {ended.stderr[-300:]}" for what in wrong]
+
+
+def otherwise(expectation, ended):
+    """What of this expectation a person does not see. Empty if nothing; of most, only records can tell."""
+    kind = expectation["kind"]
+    if kind in ("raises", "refuses") and ended.returncode != 1:
+        return "expected to raise"
+    if kind == "refuses":
+        return "" if f"allocate {expectation['bytes']} bytes" in ended.stderr else f"not refused {expectation['bytes']}"
+    if kind == "raises":
+        last = [line for line in ended.stderr.splitlines() if line and line[0].isalpha()]
+        found = expectation["text"] in ended.stderr and any(line.startswith(expectation["type"]) for line in last)
+        return "" if found else f"not raised {expectation['type']} with {expectation['text']!r}"
+    if kind == "shows":
+        shown = ended.stdout.splitlines()
+        return ", ".join(f"not shown {n}: {v}" for n, v in expectation["values"].items() if f"{n}: {v}" not in shown)
+    return ""
 
 
 @pytest.mark.parametrize(("name", "label"), SAMPLE)
@@ -112,6 +132,8 @@ def unknown(text):
             defined.add(node.name)
         if isinstance(node, ast.arg):
             defined.add(node.arg)
+        if isinstance(node, ast.ExceptHandler) and node.name is not None:
+            defined.add(node.name)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -121,6 +143,7 @@ def unknown(text):
 
 def test_an_unknown_name_is_found():
     assert unknown("import torch\nfor a in b:\n    torch.c(a)") == ["b"]
+    assert unknown("try:\n    a = 1\nexcept ValueError as b:\n    print(a, b, c)") == ["c"]
 
 
 def test_a_failing_snippet_is_found(listed, tmp_path):
@@ -129,6 +152,25 @@ def test_a_failing_snippet_is_found(listed, tmp_path):
     broken, repair = marks["one_context_given_twice"], marks["chosen_for_both_runs"]
     assert shows(NOTE, listed[NOTE], broken["name"], repair, tmp_path / "empty")
     assert shows(NOTE, listed[NOTE], "documented", broken, tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("expectation", "code", "told", "said"),
+    [
+        (raises(ValueError, "no"), 1, "", "ValueError: no"),
+        (refuses(bytes=10), 1, "", "RuntimeError: you tried to allocate 10 bytes."),
+        (observes({"a name": [1, False]}, other="x"), 0, "other: x\na name: [1, False]", ""),
+    ],
+    ids=lambda one: getattr(one, "kind", ""),
+)
+def test_a_snippet_that_shows_something_else_is_found(expectation, code, told, said):
+    def ended(code=code, told=told, said=said):
+        return otherwise(expectation_to_json(expectation), SimpleNamespace(returncode=code, stdout=told, stderr=said))
+
+    assert ended() == ""
+    assert ended(told=told.replace("x", "y"), said=said.replace("no", "yes").replace("10", "100"))
+    assert code == 0 or ended(code=0)
+    assert code == 1 or ended(told=told.replace("1", "2"))
 
 
 def made(rest, case="squares", **parameters):
@@ -203,12 +245,59 @@ def test_a_case_that_yields_is_differentiated_inside_its_block(tmp_path):
     assert lines[1:3] == ["before", "after True"]
 
 
+UNDIFFERENTIATED = """
+@scenario.reference(gradient=False, warm_up=True, profiled=False)
+def doubled(weight, by=2):
+    print("requires a gradient:", weight.requires_grad)
+    observe("doubled", by * weight)
+    return (by * weight).sum()
+
+
+@scenario.reference(gradient=False)
+def says_nothing(weight):
+    observe("requires a gradient", weight.requires_grad)
+
+
+@scenario.reference(gradient=False)
+def yields(weight):
+    print("before")
+    yield (2 * weight).sum()
+    print("after", weight.grad)
+
+
+@scenario.reference
+def squares(weight):
+    return weight.square().sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "parameters", "lines"),
+    [
+        ("doubled", "float32", {}, ["requires a gradient: False", "doubled: tensor(", "tensor(4.5000)"]),
+        ("doubled", "float16", {"by": 3}, ["requires a gradient: False", "doubled: tensor(", "tensor(6.7500, dtype="]),
+        ("says_nothing", "float32", {}, ["requires a gradient: False", "None"]),
+        ("yields", "float32", {}, ["before", "tensor(4.5000)", "after None"]),
+    ],
+)
+def test_a_case_without_a_gradient_is_called_and_no_more(tmp_path, case, dtype, parameters, lines):
+    """As the worker runs it: on inputs that require none, and without `backward`."""
+    text = snippet(HEAD + UNDIFFERENTIATED, case, parameters, dtype, 3, gradient=False)
+    assert "backward" not in text
+    assert unknown(text) == []
+    shown = [line for line in runs(text, tmp_path / "empty").splitlines()[1:] if not line.startswith(" ")]
+    assert len(shown) == len(lines), shown
+    for line, beginning in zip(shown, lines, strict=True):
+        assert line.startswith(beginning)
+
+
 # The command.
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return roots.whole(tmp_path_factory.mktemp("snippets") / "root", {"a/good": HEAD + SQUARES, "a/broken": "def ("})
+    scenarios = {"a/good": HEAD + SQUARES, "a/broken": "def (", "a/undifferentiated": HEAD + UNDIFFERENTIATED}
+    return roots.whole(tmp_path_factory.mktemp("snippets") / "root", scenarios)
 
 
 def command(root, *arguments):
@@ -226,6 +315,14 @@ def test_the_command_prints_what_can_be_pasted(root, tmp_path):
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "inputs(5)" in ended.stdout
     assert "weight tensor(" in runs(ended.stdout, tmp_path / "empty")
+
+
+def test_the_command_knows_which_case_is_differentiated(root):
+    """Both from one file: its mark says so."""
+    texts = {case: command(root, "a/undifferentiated", case).stdout for case in ("doubled", "squares")}
+    assert "backward" not in texts["doubled"]
+    assert "print(doubled(**given))" in texts["doubled"]
+    assert "squares(**given).backward()" in texts["squares"]
 
 
 @pytest.mark.parametrize(

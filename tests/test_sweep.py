@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -64,11 +65,15 @@ PROCESSES = 7
 
 
 def project(folder: Path, **scenarios: str) -> Path:
-    """A copy of the project in `folder` whose only scenarios are these, in family `tests`."""
+    """A copy of the project in `folder` whose only scenarios are these, in family `tests`, and without series."""
     for name in ("experiments", "conf", "store", "reports"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "scenarios", "published")
         )
+    config = folder / "conf" / "config.yaml"
+    text, count = re.subn(r"^  - series: .*$", "  - series: []", config.read_text(), flags=re.MULTILINE)
+    assert count == 1, "the default series are of scenarios that are not here"
+    config.write_text(text)
     for name, text in scenarios.items():
         path = folder / "experiments" / "scenarios" / "tests" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

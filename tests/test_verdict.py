@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import samples
 
 from experiments import verdict
-from experiments.record import Memory, Operator, Replay, StateChange, Tensor
+from experiments.record import Memory, Observed, Operator, Record, Replay, StateChange, Tensor, canonical, parse
 from experiments.scenario import (
     ScenarioError,
     agrees,
@@ -17,11 +18,13 @@ from experiments.scenario import (
     expectation_from_json,
     expectation_to_json,
     hangs,
+    holds,
     no_gradient,
     peaks,
     raises,
     recomputes_without,
     refuses,
+    shows,
     state_differs,
     varies,
 )
@@ -86,6 +89,8 @@ ALL = [
     state_differs("sdpa.math"),
     no_gradient("q"),
     peaks(at_most=1),
+    holds(at_least=1),
+    shows({"a name": [1, "two"]}, other=None),
     refuses(bytes=1),
     hangs(),
     dies(),
@@ -346,6 +351,171 @@ def test_on_a_gpu_the_peak_is_the_gpus(bench):
 def test_a_peak_that_the_system_does_not_tell_cannot_be_judged(bench, row):
     rows = (Memory("forward", *row, 120, None, None, None, None),)
     assert judged(bench, peaks(at_most=1000), memory=rows) == CANNOT_SAY
+
+
+@pytest.mark.parametrize(
+    ("expectation", "word"),
+    [
+        (holds(at_least=20), AS_EXPECTED),
+        (holds(at_most=20), AS_EXPECTED),
+        (holds(at_least=20, at_most=20), AS_EXPECTED),
+        (holds(at_least=21), NOT_AS_EXPECTED),
+        (holds(at_most=19), NOT_AS_EXPECTED),
+        (holds("backward", at_most=-5), AS_EXPECTED),
+        (holds("backward", at_most=-6), NOT_AS_EXPECTED),
+        (holds("inputs", at_most=1000), CANNOT_SAY),
+    ],
+)
+def test_what_is_held_is_above_what_was_held_before(bench, expectation, word):
+    """Not what the phase took meanwhile; a phase may also give up what was there before it."""
+    rows = (
+        Memory("forward", 100, 150, 120, None, None, None, None),
+        Memory("backward", 120, 160, 115, None, None, None, 2**30),
+    )
+    assert judged(bench, expectation, memory=rows) == word
+
+
+@pytest.mark.parametrize(
+    ("expectation", "word"),
+    [
+        (holds(at_least=4, at_most=4), AS_EXPECTED),
+        (holds(at_least=5), NOT_AS_EXPECTED),
+        (peaks(at_least=10, at_most=10), AS_EXPECTED),
+        (peaks(at_least=11), NOT_AS_EXPECTED),
+    ],
+)
+def test_on_a_gpu_what_is_held_is_the_gpus(bench, expectation, word):
+    rows = (Memory("forward", 100, 900, 500, 10, 20, 14, None),)
+    assert judged(bench, expectation, memory=rows) == word
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Memory("forward", None, 150, 120, None, None, None, None),
+        Memory("forward", 100, 150, None, None, None, None, None),
+        Memory("forward", 100, 150, 120, 10, 20, None, None),
+    ],
+    ids=["start", "end", "end on a GPU"],
+)
+def test_what_the_system_does_not_tell_is_not_judged_as_held(bench, row):
+    assert judged(bench, holds(at_most=1000), memory=(row,)) == CANNOT_SAY
+
+
+@pytest.mark.parametrize("kind", ["raised", "timed_out"])
+@pytest.mark.parametrize("expectation", [peaks(at_most=50), holds(at_most=20)], ids=lambda one: one.kind)
+def test_memory_of_a_phase_counts_whichever_way_the_case_ended(bench, expectation, kind):
+    rows = (Memory("forward", 100, 150, 120, None, None, None, None),)
+    assert judged(bench, expectation, memory=rows, ended=outcome(kind, "no")) == AS_EXPECTED
+
+
+# Observed values.
+
+
+def told(*values):
+    """As a worker leaves them: what was observed, and already as the record has it."""
+    return tuple(Observed(name, parse(canonical([value]))[0], "evidence", None) for name, value in values)
+
+
+def shown(bench, expectation, *values, **how):
+    """The word on a record that has been written and read, as those of an archive have."""
+    record = bench.record(asked(expectation), observed=told(*values), **how)
+    found = judge(bench.replay(Record.from_text(record.text())), context(bench))
+    assert len(found.reasons) == 1
+    return found.word
+
+
+@pytest.mark.parametrize(
+    ("expected", "seen", "word"),
+    [
+        (True, True, AS_EXPECTED),
+        (True, False, NOT_AS_EXPECTED),
+        (True, 1, NOT_AS_EXPECTED),
+        (0, False, NOT_AS_EXPECTED),
+        (0, None, NOT_AS_EXPECTED),
+        (None, None, AS_EXPECTED),
+        ("MATH", "MATH", AS_EXPECTED),
+        ("MATH", "math", NOT_AS_EXPECTED),
+        ("1", 1, NOT_AS_EXPECTED),
+        (1, 1.0, AS_EXPECTED),
+        (0.1, 0.1, AS_EXPECTED),
+        (0.1, 0.1 + 2**-56, NOT_AS_EXPECTED),
+        (5e-324, 0.0, NOT_AS_EXPECTED),
+        (-0.0, -0.0, AS_EXPECTED),
+        (-0.0, 0.0, NOT_AS_EXPECTED),
+        (0.0, -0.0, NOT_AS_EXPECTED),
+        (0, -0.0, NOT_AS_EXPECTED),
+        (math.nan, math.nan, AS_EXPECTED),
+        (math.nan, 0.0, NOT_AS_EXPECTED),
+        (math.inf, math.inf, AS_EXPECTED),
+        (math.inf, -math.inf, NOT_AS_EXPECTED),
+        (2**53, 2**53, AS_EXPECTED),
+        (2**53, 2**53 + 1, NOT_AS_EXPECTED),
+        (2**53 - 1, 2**53 - 1, AS_EXPECTED),
+        (-(2**70), -(2**70), AS_EXPECTED),
+        (1e300, 1e300, AS_EXPECTED),
+        ([1, [2.5, None]], [1, [2.5, None]], AS_EXPECTED),
+        ((1, (2.5, None)), [1, [2.5, None]], AS_EXPECTED),
+        ([1, [2.5, None]], [1, [2.5]], NOT_AS_EXPECTED),
+        ([1, 2], [2, 1], NOT_AS_EXPECTED),
+        ([math.nan, -0.0, 2**60], [math.nan, -0.0, 2**60], AS_EXPECTED),
+        ([math.nan, -0.0, 2**60], [math.nan, 0.0, 2**60], NOT_AS_EXPECTED),
+        ([], [], AS_EXPECTED),
+        ([], None, NOT_AS_EXPECTED),
+        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, AS_EXPECTED),
+        ({"a": 1}, {"a": 1, "b": 2}, NOT_AS_EXPECTED),
+        ("half a pair: \ud800", "half a pair: \ud800", AS_EXPECTED),
+    ],
+)
+def test_an_observed_value_is_the_expected_one_or_is_not(bench, expected, seen, word):
+    """To the bit, and of the same kind: what two records would call the same evidence."""
+    assert shown(bench, shows({"the value": expected}), ("the value", seen)) == word
+
+
+def test_a_value_that_was_not_observed_is_not_as_expected(bench):
+    """Also None: a case that did not get there has not shown it."""
+    for expected in (1, None):
+        assert shown(bench, shows(calls=expected), ("other", expected)) == NOT_AS_EXPECTED
+        assert shown(bench, shows(calls=expected)) == NOT_AS_EXPECTED
+
+
+def test_every_expected_value_counts_and_no_other(bench):
+    expectation = shows(first=1, second=2)
+    assert shown(bench, expectation, ("first", 1), ("second", 2), ("third", 3)) == AS_EXPECTED
+    assert shown(bench, expectation, ("first", 1), ("second", 3)) == NOT_AS_EXPECTED
+    assert shown(bench, expectation, ("first", 1)) == NOT_AS_EXPECTED
+
+
+def test_what_was_observed_and_what_was_expected_is_said(bench):
+    record = bench.record(asked(shows(calls=2, backend="MATH")), observed=told(("calls", 2)))
+    (reason,) = judge(bench.replay(record), context(bench)).reasons
+    assert reason == 'backend: not observed; calls: 2; expected backend: "MATH"'
+
+
+def test_a_measurement_may_be_expected_too(bench):
+    seen = (Observed("milliseconds", 3, "measurement", 0.5),)
+    record = bench.record(asked(shows(milliseconds=3)), observed=seen)
+    assert judge(bench.replay(record), context(bench)).word == AS_EXPECTED
+
+
+@pytest.mark.parametrize("kind", ["finished", "raised", "timed_out"])
+def test_what_was_observed_counts_whichever_way_the_case_ended(bench, kind):
+    assert shown(bench, shows(calls=2), ("calls", 2), ended=outcome(kind, "no")) == AS_EXPECTED
+    assert shown(bench, shows(calls=3), ("calls", 2), ended=outcome(kind, "no")) == NOT_AS_EXPECTED
+
+
+def test_without_an_observation_nobody_can_say_what_was_observed(bench):
+    record = replace(bench.record(asked(shows(calls=2)), ended=outcome("died")), observation=None)
+    assert judge(bench.replay(record), context(bench)).word == CANNOT_SAY
+
+
+def test_observed_tensors_are_no_values(bench):
+    """They are compared with the reference's."""
+    record = bench.record(asked(shows(scores=1.0)), bench.tensor("output", "scores", [1.0]))
+    assert judge(bench.replay(record), context(bench)).word == NOT_AS_EXPECTED
+
+
+# What varies.
 
 
 @pytest.mark.parametrize(

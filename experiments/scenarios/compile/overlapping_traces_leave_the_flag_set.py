@@ -58,22 +58,22 @@ def trace_in_two_threads(tracer, lock=None):
 
     def first_traced(tensor):
         first_began.set()
-        second_began.wait(10 if lock is None else 0.2)  # It does not begin while the first holds the lock.
+        second_began.wait(60 if lock is None else 0.2)  # It does not begin while the first holds the lock.
         return tensor + 1
 
     def second_traced(tensor):
         second_began.set()
-        first.exception(10)
+        first.exception(60)
         return tensor + 1
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(trace, tracer, first_traced, lock)
-        first_began.wait(10)
+        first_began.wait(60)
         second = threads.submit(trace, tracer, second_traced, lock)
     return first.exception(), second.exception()
 
 
-@scenario.reference
+@scenario.reference(profiled=False)
 def not_compiled(scores):
     return loss(weigh(scores))
 
@@ -129,7 +129,7 @@ def called_after_one_trace_and_another(scores, tracer):
     compiled = warmed_up(scores)
     for _ in range(2):
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(trace, tracer, lambda tensor: tensor + 1).result(10)
+            thread.submit(trace, tracer, lambda tensor: tensor + 1).result(60)
     return loss(compiled(scores))
 
 
