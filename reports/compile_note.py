@@ -203,13 +203,14 @@ def _explained(race: Found, backward: Found, forward: Found, repaired: Found) ->
     )
 
 
-def _recompiled(tensor: Found, numbers: Found, limit: Found) -> str:
+def _recompiled(tensor: Found, numbers: Found, functions: Found, lengths: Found, limit: Found) -> str:
     once, graphs = _observed(tensor[0][0], "steps that ran compiled"), _observed(numbers[0][0], "graphs")
     return (
-        f"a mask that changes with every batch is compiled once if what changes is the content of a tensor (1 graph for "
-        f"{once} masks, {_count(tensor)}); a number that is compiled in, the number of joined functions, or lengths with "
-        f"dynamic=False are compiled each time, up to the recompile limit ({graphs} here), after which the steps run "
-        f"dense without an error ({_count(numbers)}), unless asked to fail there ({_count(limit)})"
+        "a mask that changes with every batch is compiled once if what changes is the content of a tensor (1 graph for "
+        f"{once} masks, {_count(tensor)}); a number that is compiled in ({_count(numbers)}), the number of joined "
+        f"functions ({_count(functions)}), or a number or the lengths with dynamic=False ({_count(lengths)}) are compiled "
+        f"each time, up to the recompile limit ({graphs} here), after which the steps run dense without an error, unless "
+        f"asked to fail there ({_count(limit)})"
     )
 
 
@@ -419,10 +420,10 @@ CLAIMS: tuple[Claim, ...] = (
         _when(
             SUPPORTED_IN_PART,
             (
-                Part(
-                    RECOMPILES, ("compiled_with_another_mask_at_each_step",), (("mask", "tensor"), ("lengths", "same"))
-                ),
-                Part(RECOMPILES, ("compiled_with_another_mask_at_each_step",), (("mask", "default argument"),)),
+                Part(RECOMPILES, (_ANOTHER_MASK,), (("mask", "tensor"), ("lengths", "same"))),
+                Part(RECOMPILES, (_ANOTHER_MASK,), (("mask", "default argument"),)),
+                Part(RECOMPILES, (_ANOTHER_MASK,), (("mask", "several functions"),)),
+                Part(RECOMPILES, (_ANOTHER_MASK,), (("dynamic", False),)),
                 Part(RECOMPILES, ("asked_to_fail_at_the_limit",)),
             ),
             _recompiled,
