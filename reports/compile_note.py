@@ -208,9 +208,9 @@ def _recompiled(tensor: Found, numbers: Found, functions: Found, lengths: Found,
     return (
         "a mask that changes with every batch is compiled once if what changes is the content of a tensor (1 graph for "
         f"{once} masks, {_count(tensor)}); a number that is compiled in ({_count(numbers)}), the number of joined "
-        f"functions ({_count(functions)}), or a number or the lengths with dynamic=False ({_count(lengths)}) are compiled "
-        f"each time, up to the recompile limit ({graphs} here), after which the steps run dense without an error, unless "
-        f"asked to fail there ({_count(limit)})"
+        f"functions ({_count(functions)}), or a number or the lengths with dynamic=False ({_count(lengths)}) are "
+        f"compiled each time, up to the recompile limit ({graphs} here), after which the steps run dense without an "
+        f"error, unless asked to fail there ({_count(limit)})"
     )
 
 
