@@ -45,9 +45,21 @@ class Case:
         return question.dtype != question.input_dtype
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it has every output and gradient that its reference has, and no other."""
+        reference = self.first.context.reference
+        return reference is not None and _made(self.first.replay.plain) == _made(reference.plain)
+
+    @property
     def endings(self) -> list[str]:
         """How its replays ended, in a word or two, each ending once."""
         return list(dict.fromkeys(_ending(one.replay.plain) for one in self.judged))
+
+
+def _made(record: Record | None) -> list[tuple[str, str]]:
+    """Role and name of each output and gradient that there is."""
+    seen = record.observation if record else None
+    return [(t.role, t.name) for t in (seen.tensors if seen else ()) if t.role != "input" and t.digest is not None]
 
 
 def _ending(record: Record | None) -> str:

@@ -339,7 +339,7 @@ def _all_same(comparison: Comparison) -> list[tuple[str, str]]:
     whole: dict[tuple[str, str], bool] = {}
     for row in comparison.numbers:
         key = (row.case.scenario, row.case.label)
-        whole[key] = whole.get(key, True) and row.against_reference.same_bits
+        whole[key] = whole.get(key, row.case.is_whole) and row.against_reference.same_bits
     return [key for key, same in whole.items() if same]
 
 

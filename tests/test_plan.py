@@ -193,6 +193,22 @@ def test_a_case_is_compared_with_the_reference_that_it_names():
     assert found == {"broken": "exact", "repaired": "exact", "control": "by_default"}
 
 
+@pytest.mark.parametrize("kind", ["agrees", "differs"])
+@pytest.mark.parametrize("differentiated", ["exact", "case"])
+def test_a_case_is_not_compared_where_only_one_is_differentiated(kind, differentiated):
+    """ "Other inputs get a gradient" would be the difference, whatever the numbers are."""
+    gradients = {name: name == differentiated for name in ("exact", "case")}
+
+    def made(kind):
+        expected = [{"kind": kind}]
+        exact = case("exact", "reference", gradient=gradients["exact"])
+        return entry("a/b", exact, case("case", "broken", gradient=gradients["case"], expectations=expected))
+
+    with pytest.raises(ConfigError, match="case case is compared with exact, and one of them is not differentiated"):
+        plan(config(), listed(made(kind)))
+    assert plan(config(), listed(made("shows"))).specs
+
+
 def test_a_reference_that_is_none_is_refused():
     wrong = entry("a/b", case("exact", "reference"), case("wrong", "broken", reference="exakt"))
     with pytest.raises(ConfigError, match="case wrong names 'exakt', which is no reference"):

@@ -475,3 +475,18 @@ def test_a_report_is_safe(report):
 def test_text_may_hold_any_letters(report):
     """Escaping is for what does not print, not for what is not English."""
     assert "Überlauf 溢出" in Sweep(message="Überlauf 溢出").text()
+
+
+def test_a_case_without_a_gradient_has_not_all_bits_of_its_reference():
+    """An input that gets no gradient is compared with nothing, and is no equality either."""
+    made = Sweep()
+    whole = made.comparison()
+    named = [case for case in whole.cases if case.is_whole]
+    assert named
+    case = named[0]
+    seen = case.first.replay.plain.observation
+    bare = replace(
+        case.first.replay.plain, observation=replace(seen, tensors=tuple(t for t in seen.tensors if t.role == "input"))
+    )
+    lacking = replace(case, judged=(replace(case.first, replay=Replay({"plain": bare})), *case.judged[1:]))
+    assert not lacking.is_whole

@@ -194,6 +194,18 @@ def test_every_mark_takes_how_its_case_is_run(scenario, mark):
     ]
 
 
+@pytest.mark.parametrize(
+    ("expectation", "option"),
+    [(recomputes_without("aten::mm"), {"profiled": False}), (no_gradient("weight"), {"gradient": False})],
+    ids=["profiled", "gradient"],
+)
+def test_what_its_own_mark_keeps_from_being_seen_is_not_expected(scenario, expectation, option):
+    """The verdict would be "cannot say" for ever, which ends no sweep with an error."""
+    with pytest.raises(ScenarioError, match="nobody can judge"):
+        scenario.broken(expectation, cause="early stop", **option)(case)
+    scenario.broken(expectation, cause="early stop")(case)
+
+
 def test_a_bare_reference_is_differentiated_cold_and_profiled(scenario):
     scenario.reference(case)
     (one,) = scenario.cases
