@@ -68,22 +68,25 @@ class Part:
         return f"{self.scenario} {', '.join((*self.cases, *where))}".rstrip()
 
 
-def _when(word: str, parts: Sequence[Part], reason: Callable[..., str]) -> Callable[[Evidence], Ruling]:
+@dataclass(frozen=True)
+class When:
     """The ruling is `word` if every part ran and shows what it should; `reason` is given what each part found."""
 
-    def decide(evidence: Evidence) -> Ruling:
-        found = [part.found(evidence) for part in parts]
-        absent = [part.name for part, listed in zip(parts, found) if not listed]
+    word: str
+    parts: tuple[Part, ...]
+    reason: Callable[..., str]
+
+    def __call__(self, evidence: Evidence) -> Ruling:
+        found = [part.found(evidence) for part in self.parts]
+        absent = [part.name for part, listed in zip(self.parts, found) if not listed]
         if absent:
             return Ruling(NOT_TESTED, f"not run here: {'; '.join(absent)}", ())
-        rested = list(dict.fromkeys(digest for listed in found for digest in digests(listed)))
-        wrong = [_wrong(part, listed) for part, listed in zip(parts, found)]
-        if any(wrong):
-            said = "; ".join(text for text in wrong if text)
+        wrong = [text for part, listed in zip(self.parts, found) for text in [_wrong(part, listed)] if text]
+        if wrong:
+            said = "; ".join(wrong)
             return Ruling(NOT_TESTED, f"what should decide it came out otherwise, so it is left open: {said}", ())
-        return Ruling(word, reason(*found), tuple(rested))
-
-    return decide
+        rested = dict.fromkeys(digest for listed in found for digest in digests(listed))
+        return Ruling(self.word, self.reason(*found), tuple(rested))
 
 
 def _wrong(part: Part, listed: Found) -> str:
@@ -317,19 +320,19 @@ CLAIMS: tuple[Claim, ...] = (
         "B1",
         _SOURCE,
         "Without torch.compile, flex_attention takes a dense fallback that materialises all scores.",
-        _when(SUPPORTED, (_UNCOMPILED, _COMPILED), _dense),
+        When(SUPPORTED, (_UNCOMPILED, _COMPILED), _dense),
     ),
     Claim(
         "B2",
         _SOURCE,
         "The failed allocation was 298 GB, and the score tensor is 32 x 32768 x 81920 x 4 bytes = 328 GB.",
-        _when(REFUTED, (_TOO_LARGE, Part(REFUSED, ("counted",))), _two_figures),
+        When(REFUTED, (_TOO_LARGE, Part(REFUSED, ("counted",))), _two_figures),
     ),
     Claim(
         "B3",
         _SOURCE,
         "In the fallback the block mask is ignored.",
-        _when(
+        When(
             REFUTED,
             (Part(MASK, ("uncompiled",)), Part(MASK, ("compiled",)), Part(MASK, ("without_the_mask",))),
             _masked,
@@ -339,7 +342,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B4",
         _SOURCE,
         "Compiled, the block sparsity is used.",
-        _when(
+        When(
             SUPPORTED,
             tuple(Part(SPARSITY, (case,)) for case in ("compiled", "uncompiled", "uncompiled_memory")),
             _sparse,
@@ -350,13 +353,13 @@ CLAIMS: tuple[Claim, ...] = (
         _SOURCE,
         '"Detected that you are using FX to symbolically trace a dynamo-optimized function" came from '
         "checkpoint(use_reentrant=False), which uses FX tracing.",
-        _when(REFUTED, (_alone("non-reentrant"), *_forced("none"), _race("none")), _no_part_of_checkpoint),
+        When(REFUTED, (_alone("non-reentrant"), *_forced("none"), _race("none")), _no_part_of_checkpoint),
     ),
     Claim(
         "B6",
         _SOURCE,
         "use_reentrant=True avoids the conflict and is compatible with compiled functions; use_reentrant=False is not.",
-        _when(
+        When(
             REFUTED,
             (
                 _alone("non-reentrant"),
@@ -372,7 +375,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B7",
         _SOURCE,
         "Switching compile off is no way out, because of memory.",
-        _when(
+        When(
             SUPPORTED,
             (
                 Part(MEMORY, ("compiled_but_forced_to_run_eagerly", "called_where_the_compiler_is_disabled")),
@@ -389,7 +392,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B8",
         _SOURCE,
         "The error appeared on going from 2 to 3 drafter GPUs, when more threads compiled at once.",
-        _when(
+        When(
             SUPPORTED,
             (
                 _race("none"),
@@ -404,7 +407,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B9",
         _SOURCE,
         "A per-device cache of compiled functions did not help.",
-        _when(
+        When(
             SUPPORTED,
             (Part(TRACES, ("compiled_for_its_own_thread",)),),
             lambda own: (
@@ -417,7 +420,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B10",
         _SOURCE,
         "The mask changes with every batch, so that compiling hardly pays.",
-        _when(
+        When(
             SUPPORTED_IN_PART,
             (
                 Part(RECOMPILES, (_ANOTHER_MASK,), (("mask", "tensor"), ("lengths", "same"))),
@@ -433,7 +436,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B11",
         _SOURCE,
         "Checkpointing lm_head and loss is what keeps the logits from running out of memory.",
-        _when(
+        When(
             SUPPORTED_IN_PART,
             (
                 Part(LOGITS, ("not_checkpointed_and_measured",)),
@@ -448,7 +451,7 @@ CLAIMS: tuple[Claim, ...] = (
         "B12",
         _SOURCE,
         "Reentrant checkpoint has limits.",
-        _when(SUPPORTED, tuple(Part(name) for name in LIMITS), _limits),
+        When(SUPPORTED, tuple(Part(name) for name in LIMITS), _limits),
     ),
     Claim(
         "B13",
@@ -460,14 +463,14 @@ CLAIMS: tuple[Claim, ...] = (
         "B14",
         _SOURCE,
         "No such allocation fits a GPU of 95 GB.",
-        _when(SUPPORTED, (_TOO_LARGE, Part(REFUSED, ("counted",))), _fits_nowhere),
+        When(SUPPORTED, (_TOO_LARGE, Part(REFUSED, ("counted",))), _fits_nowhere),
     ),
     Claim(
         "B15",
         _SOURCE,
         "Of four ways out (separate scopes, compiler off for the forward, compiler off around flex_attention, "
         "reentrant checkpoint) the last was chosen, and works.",
-        _when(
+        When(
             REFUTED,
             (
                 Part(WAYS, ("attention_apart_from_the_checkpoint",), (("traced_during", "forward"),)),

@@ -82,8 +82,8 @@ def compiled_but_forced_to_run_eagerly(query, key, value, keys):
 def called_where_the_compiler_is_disabled(query, key, value, keys):
     """A function around it is compiled, but leaves ``flex_attention`` out."""
     attend = torch.compiler.disable(flex_attention)
-    compiled = torch.compile(lambda *tensors: attend(*tensors) * 1.0, backend="aot_eager")
-    return loss(compiled(query, key, value), keys)
+    around = torch.compile(lambda *tensors: attend(*tensors) * 1.0, backend="aot_eager")
+    return loss(around(query, key, value), keys)
 
 
 @scenario.broken(
