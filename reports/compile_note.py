@@ -310,7 +310,7 @@ def _weighed(apart: Found, apart_in_backward: Found, forward: Found, around: Fou
         f"({_count(apart)}). Attention apart from what is checkpointed is safe during backward only "
         f"({_count(apart_in_backward)}). A context that switches the compiler off, for the whole forward "
         f"({_count(forward)}) or around flex_attention ({_count(around)}), does not stop a compiled function from "
-        f"being refused; torch.compiler.disable does, and then it runs uncompiled ({_count(wrapped)}). One lock around "
+        f"being refused; torch.compiler.disable around it does, and then it runs uncompiled ({_count(wrapped)}). One lock around "
         f"traces and steps helps, compiled ({_count(lock)})"
     )
 
@@ -475,9 +475,9 @@ CLAIMS: tuple[Claim, ...] = (
             (
                 Part(WAYS, ("attention_apart_from_the_checkpoint",), (("traced_during", "forward"),)),
                 Part(WAYS, ("attention_apart_from_the_checkpoint",), (("traced_during", "backward"),)),
-                Part(WAYS, ("switched_off_for_the_forward",)),
-                Part(WAYS, ("switched_off_around_attention",)),
-                Part(WAYS, ("disabled_by_wrapping",)),
+                Part(WAYS, ("compiler_switched_off",), (("around", "forward"),)),
+                Part(WAYS, ("compiler_switched_off",), (("around", "attention"), ("switch", "set_stance"))),
+                Part(WAYS, ("compiler_switched_off",), (("around", "attention"), ("switch", "disable"))),
                 Part(WAYS, ("one_lock_around_traces_and_steps",)),
             ),
             _weighed,
