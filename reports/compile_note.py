@@ -310,8 +310,8 @@ def _weighed(apart: Found, apart_in_backward: Found, forward: Found, around: Fou
         f"({_count(apart)}). Attention apart from what is checkpointed is safe during backward only "
         f"({_count(apart_in_backward)}). A context that switches the compiler off, for the whole forward "
         f"({_count(forward)}) or around flex_attention ({_count(around)}), does not stop a compiled function from "
-        f"being refused; torch.compiler.disable around it does, and then it runs uncompiled ({_count(wrapped)}). One lock around "
-        f"traces and steps helps, compiled ({_count(lock)})"
+        "being refused; torch.compiler.disable around it does, and then it runs uncompiled "
+        f"({_count(wrapped)}). One lock around traces and steps helps, compiled ({_count(lock)})"
     )
 
 
