@@ -6,6 +6,8 @@ import is listed as broken with its error and stops no other. Elsewhere only wha
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import select
 import signal
@@ -19,6 +21,8 @@ from ..record import canonical, digest, parse
 from ..scenario import Case, Scenario, expectation_to_json
 from . import errors, machine, replay
 
+COMMON = ("torch._dynamo", "torch._dynamo.backends.common", "torch.nn.attention.flex_attention", "functorch.compile")
+"""What several scenario files import. None of it runs an operator."""
 LONGEST_IMPORT = 60.0
 """Seconds that one scenario file may take to import."""
 
@@ -27,6 +31,10 @@ def write(target: Path, root: Path) -> None:
     """Write machine facts and catalogue as canonical JSON to `target`."""
     folder = root / "experiments" / "scenarios"
     paths = [path for path in sorted(folder.rglob("*.py")) if not path.name.startswith("_")]
+    # Once, before the forks, instead of once in each of them: it takes a second.
+    for name in COMMON:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     listed = [_entry(path, folder) for path in paths]
     beside = target.with_suffix(".part")
     text = canonical({"machine": machine.facts(os.environ), "scenarios": listed})
