@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from experiments.scenario import Scenario, agrees, observe, peaks, raises, refuses, shows
 
-scenario = Scenario(source="reported in the DFlash compile-checkpoint note (claims B2, B14)")
+scenario = Scenario(source="reported in the DFlash compile-checkpoint note (claims B2, B14)", suites=("quick",))
 
 HEADS, KEY_HEADS, QUERIES, WIDTH = 32, 8, 32768, 128
 BLOCK = 128

@@ -205,7 +205,7 @@ def total(devices):
     return sum(step["loss"] for step in found)
 
 
-LOOKS = {"gradient": False, "profiled": False}
+LOOKS = {"gradient": False, "profiled": False}  # a thread differentiates by itself
 FROM_COLD = 8
 REPAIRED = 3
 
@@ -224,6 +224,7 @@ def replicas_of(threads, tensors, kernels, checkpointed="non-reentrant"):
     why="there is no other thread",
     over=[{"threads": 1, "kernels": "torch", "checkpointed": "non-reentrant"}],
     needs=("inductor",),
+    timeout=500,
     **LOOKS,
 )
 @scenario.broken(
@@ -247,8 +248,9 @@ def all_threads_from_cold(threads, kernels, checkpointed, **tensors):
 @scenario.broken(
     varies(at_least=0.5),
     cause="another thread",
-    over={"threads": (3,), "kernels": ("torch",)},
+    over=[{"threads": 3, "kernels": "torch"}],
     needs=("inductor",),
+    timeout=500,
     **LOOKS,
 )
 def one_lock_around_the_first_step(threads, kernels, **tensors):
@@ -289,8 +291,9 @@ def compiled_before_the_threads_start(threads, kernels, **tensors):
 
 @scenario.repair(
     agrees(within_rounding=True),
-    over={"threads": (3,), "kernels": ("torch",)},
+    over=[{"threads": 3, "kernels": "torch"}],
     needs=("inductor",),
+    timeout=500,
     **LOOKS,
 )
 def one_lock_around_every_step(threads, kernels, **tensors):
