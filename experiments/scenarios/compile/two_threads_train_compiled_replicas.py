@@ -119,23 +119,24 @@ def not_compiled(hidden, weight):
     cause="another thread",
     over={"checkpoint_kind": CHECKPOINTS},
     needs=("inductor",),
+    timeout=300,
     profiled=False,
 )
 def trained_from_cold(hidden, weight, checkpoint_kind):
     return total(weight, train_in_two_threads(hidden, weight, checkpoint_kind))
 
 
-@scenario.repair(agrees(within_rounding=True), needs=("inductor",), profiled=False)
+@scenario.repair(agrees(within_rounding=True), needs=("inductor",), timeout=300, profiled=False)
 def forward_and_backward_compiled_before_the_threads_start(hidden, weight):
     return total(weight, train_in_two_threads(hidden, weight, "none", warm_up=True))
 
 
-@scenario.repair(agrees(within_rounding=True), needs=("inductor",), profiled=False)
+@scenario.repair(agrees(within_rounding=True), needs=("inductor",), timeout=300, profiled=False)
 def one_lock_around_steps(hidden, weight):
     return total(weight, train_in_two_threads(hidden, weight, "none", lock=threading.Lock()))
 
 
-@scenario.repair(agrees(within_rounding=True), needs=("inductor",), profiled=False)
+@scenario.repair(agrees(within_rounding=True), needs=("inductor",), timeout=300, profiled=False)
 def backward_compiled_with_the_forward(hidden, weight):
     """Lowered with its forward, a backward is compiled while is_compiling() hides its traces. Each thread says so."""
     return total(weight, train_in_two_threads(hidden, weight, "none", lower_both=True))
@@ -153,7 +154,7 @@ def train_alone(replica, hidden, weight, connection):
 
 
 # On the CPU only: a process that has used CUDA cannot be forked.
-@scenario.repair(agrees(within_rounding=True), on=("cpu",), needs=("inductor",), profiled=False)
+@scenario.repair(agrees(within_rounding=True), on=("cpu",), needs=("inductor",), timeout=300, profiled=False)
 def a_process_for_each_replica(hidden, weight):
     processes = multiprocessing.get_context("fork")
     started, found = [], []
