@@ -390,6 +390,12 @@ def _reference(entry: Entry, device: str, one: _Chosen) -> _Chosen | None:
         if name is not None:
             raise ConfigError(f"{entry.name}: case {one.case['name']} names {name!r}, which is no reference")
         return None
+    compared = any(expectation["kind"] in ("agrees", "differs") for expectation in one.case["expectations"])
+    if compared and case["gradient"] != one.case["gradient"]:
+        raise ConfigError(
+            f"{entry.name}: case {one.case['name']} is compared with {case['name']}, "
+            "and one of them is not differentiated"
+        )
     parameters = {key: value for key, value in one.parameters.items() if key in case["takes"]}
     return _Chosen(case, parameters, one.dtype, one.dtype)
 

@@ -321,7 +321,7 @@ class Setting:
 
     def replay_digest(self) -> str:
         """Identity of the setting whichever attempt it is."""
-        data = _plain(self)
+        data = _identity(self)
         del data["attempt"]
         return digest(canonical(data))
 
@@ -358,7 +358,8 @@ class Spec:
 
     def digest(self) -> str:
         """Identity of the process within its plan."""
-        return digest(canonical(self.to_json()))
+        data = {"setting": _identity(self.setting), "mark": _identity(self.mark)}
+        return digest(canonical({"question": _plain(self.question), **data}))
 
     def replay_digest(self) -> str:
         """Identity of the replay it belongs to: all passes of one case in one setting and repeat."""
@@ -717,15 +718,33 @@ class Record:
         return record
 
 
+_LATER: Mapping[str, Any] = {"compile_cache": "private", "series": []}
+"""Fields that a later schema added to a setting or mark, and what was so before. Where it still is so, the digests
+of a spec leave them out: what is written down more fully is still the same process.
+"""
+
+
+def _identity(part: Setting | Mark) -> dict[str, Any]:
+    return {name: value for name, value in _plain(part).items() if name not in _LATER or _LATER[name] != value}
+
+
+def upgraded_spec(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of a spec of any schema as this one writes it: a stored plan does not say which it is of."""
+    setting = {"compile_cache": _LATER["compile_cache"], **data["setting"]}
+    return {**data, "setting": setting, "mark": {"series": _LATER["series"], **data["mark"]}}
+
+
 def _second(data: dict[str, Any]) -> dict[str, Any]:
     """Schema 1 had private compile caches and no series, and did not look at single allocations."""
-    spec = {**data["spec"]}
-    spec["setting"] = {**spec["setting"], "compile_cache": "private"}
-    spec["mark"] = {**spec["mark"], "series": []}
-    seen = data["observation"]
+    spec, seen = data["spec"], data["observation"]
+    rows = [] if seen is None else seen["memory"]
+    added = [("compile_cache", spec["setting"]), ("series", spec["mark"]), *(("largest", row) for row in rows)]
+    for name, part in added:
+        if name in part:
+            raise RecordError(f"schema 1 has no {name}")
     if seen is not None:
-        seen = {**seen, "memory": [{**row, "largest": None} for row in seen["memory"]]}
-    return {**data, "spec": spec, "observation": seen}
+        seen = {**seen, "memory": [{**row, "largest": None} for row in rows]}
+    return {**data, "spec": upgraded_spec(spec), "observation": seen}
 
 
 _UPGRADES: list[Any] = [_second]

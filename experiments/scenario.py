@@ -511,6 +511,9 @@ class Scenario:
         _check(name, "device", on, DEVICES)
         if role == "control" and not why:
             raise ScenarioError(f"{name}: a control says why it cannot break")
+        for kind, looked, option in ((RecomputesWithout, profiled, "profiled"), (NoGradient, gradient, "gradient")):
+            if not looked and any(isinstance(one, kind) for one in expectations):
+                raise ScenarioError(f"{name}: nobody can judge its {kind.__name__} with {option}=False")
         case = Case(
             name=name,
             role=role,

@@ -9,13 +9,15 @@ Only the standard library is imported here, and nothing newer than Python 3.9.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import statistics
-from dataclasses import asdict, dataclass
-from typing import Any, Iterable, Mapping, Sequence, Union
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
 
-from .record import Replay, number
+from .record import RecordError, Replay, canonical, number
+from .scenario import ScenarioError
 from .verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED
 
 Value = Union[float, str]
@@ -59,11 +61,18 @@ class Series:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Series:
-        """Raises TypeError, KeyError or ValueError if it is none."""
-        exponents = {
-            str(case): Expected(number(one["value"]), number(one["within"])) for case, one in data["exponents"].items()
-        }
-        return cls(**{**data, "cases": tuple(data["cases"]), "exponents": exponents})
+        """Raises ScenarioError if it is none: a mark may come from anywhere."""
+        try:
+            exponents = {
+                case: Expected(number(one["value"]), number(one["within"])) for case, one in data["exponents"].items()
+            }
+            made = cls(**{**data, "cases": tuple(data["cases"]), "exponents": exponents})
+        except (TypeError, KeyError, AttributeError, RecordError) as error:
+            raise ScenarioError(f"a mark holds a series that cannot be read: {error}") from None
+        words = [getattr(made, one.name) for one in fields(made) if one.name not in ("cases", "exponents")]
+        if not all(isinstance(word, str) for word in (*words, *made.cases, *exponents)):
+            raise ScenarioError("a mark holds a series that cannot be read: its words are no text")
+        return made
 
 
 @dataclass(frozen=True)
@@ -122,10 +131,11 @@ class Measured:
 
 
 def points(replay: Replay) -> list[Point]:
-    """What the replay measured, for each series that it is a point of; nothing for what it did not."""
+    """What the replay measured, for each series that it is a point of; nothing for what it did not, nor for a series
+    that cannot be read or does not name its case.
+    """
     made = []
-    for data in replay.spec.mark.series:
-        series = Series.from_json(data)
+    for series in _readable(replay):
         place, value = _place(series, replay), _measured(series.measure, replay)
         if place is not None and value is not None:
             question = replay.spec.question
@@ -134,11 +144,21 @@ def points(replay: Replay) -> list[Point]:
     return made
 
 
+def _readable(replay: Replay) -> Iterator[Series]:
+    for data in replay.spec.mark.series:
+        with contextlib.suppress(ScenarioError):
+            series = Series.from_json(data)
+            if replay.spec.question.case in series.cases:
+                yield series
+
+
 def measured(found: Iterable[Point]) -> list[Measured]:
-    """Every series of these points, by name, with its curves in the order in which it names its cases."""
+    """Every series of these points, by name, with its curves in the order in which it names its cases. Two that
+    share a name and are not the same stay apart.
+    """
     grouped: dict[str, list[Point]] = {}
     for point in found:
-        grouped.setdefault(point.series.name, []).append(point)
+        grouped.setdefault(canonical([point.series.name, point.series.to_json()]), []).append(point)
     return [_one(listed) for _, listed in sorted(grouped.items())]
 
 

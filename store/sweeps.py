@@ -9,7 +9,7 @@ from typing import Sequence
 
 from sqlalchemy import Connection, func, insert, select
 
-from experiments.record import RecordError, Spec, canonical, digest, parse
+from experiments.record import RecordError, Spec, canonical, digest, parse, upgraded_spec
 from store.blobs import is_digest
 from store.errors import ArchiveError
 from store.models import PlanRow, SweepRecordRow, SweepRow
@@ -115,7 +115,7 @@ def planned(connection: Connection, sweep: str) -> list[Spec]:
 def read_plan(text: str) -> list[Spec]:
     """The specs of a stored plan. Raises ArchiveError if they cannot be read."""
     try:
-        return [Spec.from_json(data) for data in parse(text)]
+        return [Spec.from_json(upgraded_spec(data)) for data in parse(text)]
     except (RecordError, TypeError, KeyError) as error:
         raise ArchiveError(f"plan {digest(text)} cannot be read: {error}") from None
 

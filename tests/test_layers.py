@@ -23,7 +23,7 @@ PICTURE = {
     "experiments/scenario.py": (),
     "experiments/agreement.py": ("experiments.record",),
     "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),
-    "experiments/series.py": ("experiments.record", "experiments.verdict"),
+    "experiments/series.py": ("experiments.record", "experiments.scenario", "experiments.verdict"),
     "experiments/launch.py": ("experiments.record",),
     "experiments/engine/*.py": ("experiments.record", "experiments.launch", "experiments.engine"),
     "experiments/catalogue.py": ("experiments.record", "experiments.launch"),

@@ -289,3 +289,31 @@ def test_points_are_part_of_a_pages_digest():
     rows = [_row(one) for one in squares()]
     first, second = (publisher.summary(Sweep(4), "checkpoint", some).digest() for some in (rows, rows[:3]))
     assert first != second
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cases": 5},
+        {"cases": ["other"]},
+        {"cases": [["dense"]]},
+        {"name": {}},
+        {"unit": []},
+        {"exponents": []},
+        {"exponents": {"dense": {"value": "two", "within": 0}}},
+        {"exponents": {"dense": {}}},
+        {"more": 1},
+    ],
+)
+def test_a_series_that_cannot_be_read_is_drawn_by_nobody_and_stops_nothing(change):
+    """A record may come out of a bundle that anybody made."""
+    asked = samples.spec("dense", parameters={"keys": 64}, series=({**SERIES.to_json(), **change}, {}))
+    one = Replay({"plain": samples.record(asked=asked)})
+    assert points(one) == []
+    assert "Measured over" not in render("s", [one], compare([one], {}.get, {}, {}), [])
+
+
+def test_two_series_of_one_name_stay_apart():
+    other = replace(SERIES, cases=("sparse",), title="another")
+    made = found(*squares(), *(replay("sparse", keys, keys, other) for keys in KEYS))
+    assert sorted(one.series.title for one in made) == ["Memory over keys", "another"]

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import os
 import random
+import sys
 import time
 import types
 from pathlib import Path
@@ -49,6 +50,7 @@ def load(path: Path, name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__file__ = str(path)
     text = path.read_bytes().decode("utf-8")
+    sys.modules[name] = module  # where the compiler looks for what a function of the file reads
     exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102 - scenarios are code
     if not isinstance(getattr(module, "scenario", None), Scenario):
         raise ScenarioError("the file has no `scenario = Scenario(...)`")
