@@ -250,12 +250,14 @@ def _eight_gpus(_: Evidence) -> Ruling:
     return Ruling(NOT_TESTED, reason, ())
 
 
-def _masked(uncompiled: Found, compiled: Found, unmasked: Found) -> str:
+def _masked(uncompiled: Found, compiled: Found, unmasked: Found, lists: Found) -> str:
     return (
         "the mask is applied: under causal, sliding-window, document and the note's own anchored masks the fallback's "
         f"values are those of a dense masked calculation within rounding ({_count([*uncompiled, *compiled])}, compiled "
         f"or not), and other than without a mask ({_count(unmasked)}). What it does not use is sparsity: its peak is "
-        f"{_range(_scores(uncompiled))} score tensors with a mask, {_range(_scores(unmasked))} without one"
+        f"{_range(_scores(uncompiled))} score tensors with a mask, {_range(_scores(unmasked))} without one. It reads "
+        "the mask function only: a block mask made of lists of blocks, without a function, leaves out nothing there "
+        f"({_count(lists)})"
     )
 
 
@@ -512,6 +514,12 @@ ADVICE: tuple[Advice, ...] = (
         "Keep what changes in a mask in tensors, so that it is compiled once.",
         RECOMPILES,
         (_ANOTHER_MASK,),
+    ),
+    Advice(
+        _SOURCE,
+        "Give a block mask its mask function: uncompiled, nothing else of it is read.",
+        MASK,
+        ("lists_with_a_mask_function",),
     ),
     Advice(_SOURCE, "Calculate logits and loss in checkpointed chunks.", LOGITS, ("in_checkpointed_chunks",)),
     Advice(
