@@ -337,7 +337,10 @@ CLAIMS: tuple[Claim, ...] = (
         "In the fallback the block mask is ignored.",
         When(
             REFUTED,
-            (Part(MASK, ("uncompiled",)), Part(MASK, ("compiled",)), Part(MASK, ("without_the_mask",))),
+            tuple(
+                Part(MASK, (case,))
+                for case in ("uncompiled", "compiled", "without_the_mask", "lists_without_a_mask_function")
+            ),
             _masked,
         ),
     ),
