@@ -22,6 +22,7 @@ from store.archive import Archive
 
 ROOT = Path(__file__).parents[1]
 IDS = [f"A{number}" for number in range(1, 14)]
+EVERY = [*IDS, *(f"B{number}" for number in range(1, 16))]
 ERROR = "torch.utils.checkpoint.CheckpointError"
 MESSAGE = """\
 torch.utils.checkpoint: Recomputed values for the following tensors have different metadata than during the forward.
@@ -488,13 +489,14 @@ def swept(folder):
 def test_claims_are_printed_with_their_rulings_and_records(folder):
     first, second = swept(folder)
     rows = json.loads(reports(folder, "claims", "--json", "--sweep", first))
-    assert [row["id"] for row in rows] == IDS
+    assert [row["id"] for row in rows] == EVERY
     assert all(set(row) >= {"id", "ruling", "digests"} for row in rows)
     assert {row["ruling"] for row in rows[:12]} == {SUPPORTED}
     assert rows[12]["ruling"] == SUPPORTED_IN_PART
     for row in rows:
         assert set(row["digests"]) <= swept(folder)[first]
-        assert row["digests"]
+        assert bool(row["digests"]) == (row["id"] in IDS), "of the other note nothing has run"
+    assert {row["ruling"] for row in rows[13:]} == {NOT_TESTED}
     assert second != first
 
 
@@ -508,7 +510,7 @@ def test_claims_are_those_of_the_latest_sweep_or_of_all(folder):
 
 def test_claims_as_text_name_records(folder):
     lines = reports(folder, "claims", "--sweep", next(iter(swept(folder)))).splitlines()
-    assert [line.split()[0] for line in lines[::2]] == IDS
+    assert [line.split()[0] for line in lines[::2]] == EVERY
     assert all(line.strip().startswith("records: ") for line in lines[1::2])
 
 

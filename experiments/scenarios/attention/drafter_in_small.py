@@ -205,12 +205,13 @@ def total(devices):
     return sum(step["loss"] for step in found)
 
 
-LOOKS = {"gradient": False, "profiled": False}  # a thread differentiates by itself
+OPTIONS = {"gradient": False, "profiled": False}  # each thread calls backward() by itself
+COMPILED = {**OPTIONS, "needs": ("inductor",), "timeout": 500}
 FROM_COLD = 8
 REPAIRED = 3
 
 
-@scenario.reference(**LOOKS)
+@scenario.reference(**OPTIONS)
 def dense_and_uncompiled(threads, **tensors):
     return total([steps(Replica(device, tensors, dense_attention, feed_forward, "none")) for device in range(threads)])
 
@@ -223,9 +224,7 @@ def replicas_of(threads, tensors, kernels, checkpointed="non-reentrant"):
     agrees(within_rounding=True),
     why="there is no other thread",
     over=[{"threads": 1, "kernels": "torch", "checkpointed": "non-reentrant"}],
-    needs=("inductor",),
-    timeout=500,
-    **LOOKS,
+    **COMPILED,
 )
 @scenario.broken(
     varies(at_least=0.5),
@@ -237,9 +236,7 @@ def replicas_of(threads, tensors, kernels, checkpointed="non-reentrant"):
         {"threads": 3, "kernels": "torch", "checkpointed": "none"},
         {"threads": 3, "kernels": "inductor", "checkpointed": "non-reentrant"},
     ],
-    needs=("inductor",),
-    timeout=500,
-    **LOOKS,
+    **COMPILED,
 )
 def all_threads_from_cold(threads, kernels, checkpointed, **tensors):
     return train_until_one_fails(lambda: replicas_of(threads, tensors, kernels, checkpointed), FROM_COLD)
@@ -249,9 +246,7 @@ def all_threads_from_cold(threads, kernels, checkpointed, **tensors):
     varies(at_least=0.5),
     cause="another thread",
     over=[{"threads": 3, "kernels": "torch"}],
-    needs=("inductor",),
-    timeout=500,
-    **LOOKS,
+    **COMPILED,
 )
 def one_lock_around_the_first_step(threads, kernels, **tensors):
     """Whoever is through with it goes on without the lock while another compiles under it."""
@@ -273,9 +268,7 @@ def one_lock_around_the_first_step(threads, kernels, **tensors):
         {"threads": 3, "kernels": "torch"},
         {"threads": 3, "kernels": "inductor"},
     ],
-    needs=("inductor",),
-    timeout=500,
-    **LOOKS,
+    **COMPILED,
 )
 def compiled_before_the_threads_start(threads, kernels, **tensors):
     """Forward and backward of each replica, one after the other. The masks to come need no other graphs."""
@@ -292,9 +285,7 @@ def compiled_before_the_threads_start(threads, kernels, **tensors):
 @scenario.repair(
     agrees(within_rounding=True),
     over=[{"threads": 3, "kernels": "torch"}],
-    needs=("inductor",),
-    timeout=500,
-    **LOOKS,
+    **COMPILED,
 )
 def one_lock_around_every_step(threads, kernels, **tensors):
     """Right, but no two devices are ever at work at once."""
