@@ -202,7 +202,7 @@ def _explained(race: Found, backward: Found, forward: Found, repaired: Found) ->
         f"explained by a race, for which two threads are enough: without checkpoint {_rate(race)} failed. The window "
         f"is the lazy compilation of a backward, which traces for the whole process ({_count(backward)}), while that "
         f"of a forward hides its traces ({_count(forward)}); compiling forward and backward before the threads start "
-        f"closes it ({_count(repaired)}). More threads compiling at once meet it more often. The training itself, on "
+        f"closes it ({_count(repaired)}). That a third thread should matter is not shown, and the training itself, on "
         "8 GPUs, is not repeated here"
     )
 

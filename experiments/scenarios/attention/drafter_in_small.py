@@ -4,8 +4,8 @@ This is the training step of the DFlash note, made small. Blocks of drafted posi
 their anchor and to themselves, through a block mask drawn anew for each batch; attention and feed-forward layer are
 compiled, by each device for itself; the head and its loss are checkpointed; one process has a thread per device. The
 compiler makes a backward when it is first needed, and there it traces pieces of graph. In these milliseconds a thread
-that calls a compiled function is told that its function is being traced. Whether one does is chance; the more threads
-there are, the likelier it is.
+that calls a compiled function is told that its function is being traced. Whether one does is chance, and two threads
+are enough.
 
 Devices are simulated: threads on one CPU or one GPU, each with another number of blocks, because replicas of equal
 shapes on one device would share what the first of them compiled. A thread that has seen its batches goes on with them
