@@ -213,7 +213,18 @@ def _place(series: Series, replay: Replay) -> Value | None:
     question = replay.spec.question
     own = {"dtype": question.dtype, "threads": question.threads, **question.parameters}
     place = own.get(series.parameter)
-    return place if isinstance(place, (int, float, str)) and not isinstance(place, bool) else None
+    return place if isinstance(place, str) or _finite(place) is not None else None
+
+
+def _finite(value: Any) -> float | None:
+    """A number that can be drawn. None for anything else: a record may hold what no case would measure."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        made = float(value)
+    except OverflowError:
+        return None
+    return made if math.isfinite(made) else None
 
 
 def _measured(measure: str, replay: Replay) -> float | None:
@@ -224,10 +235,10 @@ def _measured(measure: str, replay: Replay) -> float | None:
     named = MEASURES.fullmatch(measure)
     if named is None:
         value = next((one.value for one in seen.observed if one.name == measure), None)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        return _finite(value)
     phase, what = named.groups()
     if what == "seconds":
-        return seen.durations.get(phase)
+        return _finite(seen.durations.get(phase))
     rows = [row for row in seen.memory if row.phase == phase]
     grown = rows[0].grown(peak=what == "peak") if rows else None
-    return None if grown is None else float(grown)
+    return _finite(grown)

@@ -6,6 +6,7 @@ Same points, same bytes under the same matplotlib: nothing of the time or the ma
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 def draw(found: Measured) -> bytes:
     """A PNG image: points, fitted curves as dashed lines, and the series' own line."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - see the module's docstring
+    from matplotlib.text import Text  # noqa: PLC0415 - likewise
 
     figure = Figure(figsize=(7.0, 4.4), dpi=144, layout="constrained")
     axes = figure.add_subplot()
@@ -35,8 +37,12 @@ def draw(found: Measured) -> bytes:
         values = [value / per for _, value in line]
         axes.plot([place for place, _ in line], values, color="0.45", linewidth=1, label=found.series.line)
     _axes(axes, found, unit)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
     made = io.BytesIO()
-    figure.savefig(made, format="png", metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of characters that the font does not have
+        figure.savefig(made, format="png", metadata={"Software": None})
     return made.getvalue()
 
 

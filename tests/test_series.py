@@ -317,3 +317,23 @@ def test_two_series_of_one_name_stay_apart():
     other = replace(SERIES, cases=("sparse",), title="another")
     made = found(*squares(), *(replay("sparse", keys, keys, other) for keys in KEYS))
     assert sorted(one.series.title for one in made) == ["Memory over keys", "another"]
+
+
+@pytest.mark.parametrize("place", [float("nan"), float("inf"), -float("inf"), 10**400, None, [1], {}])
+def test_a_place_that_cannot_be_drawn_is_no_point(place):
+    asked = samples.spec("dense", parameters={"keys": place}, series=(SERIES.to_json(),))
+    assert points(Replay({"plain": samples.record(asked=asked)})) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, True, "5", None])
+def test_a_value_that_cannot_be_drawn_is_no_point(value):
+    made = record("dense", 64, 5, replace(SERIES, measure="scores, bytes"))
+    seen = replace(made.observation, observed=(Observed("scores, bytes", value, "evidence", None),))
+    assert points(Replay({"plain": replace(made, observation=seen)})) == []
+
+
+@pytest.mark.parametrize("text", ["$x_$ {", "\\frac{", "\u4e2d\u6587", "a\nb", "_hidden", ""])
+def test_any_text_can_be_drawn(text):
+    series = replace(SERIES, title=text, unit=text, line="scores, bytes", cases=(text, "sparse"), parameter="keys")
+    made = [replay(text, keys, 13 * keys, series) for keys in KEYS]
+    assert draw(found(*made)[0]).startswith(b"\x89PNG")
