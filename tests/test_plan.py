@@ -662,3 +662,16 @@ def test_the_fields_of_the_configuration_are_those_of_the_schema():
     assert made.devices == [Device.present]
     assert made.archive.url == "sqlite:///outputs/archive.db"
     assert made.tracking.uri == "sqlite:///outputs/mlflow.db"
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_experiment_has_the_last_word(path):
+    """What it says must not be put back by the primary configuration, which is composed before it."""
+    wanted = {key: value for key, value in OmegaConf.load(path).items() if key != "defaults"}
+    assert wanted["scenarios"] != ["*"]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        made = hydra.compose("config", overrides=[f"experiment={path.stem}"])
+        again = hydra.compose("config", overrides=[f"experiment={path.stem}", "scenarios=[attention/*]"])
+    composed = OmegaConf.to_container(made, enum_to_str=True)
+    assert {key: composed[key] for key in wanted} == wanted
+    assert again.scenarios == ["attention/*"]
