@@ -35,7 +35,7 @@ from experiments.overrides import refusal
 from experiments.progress import Bar, console, say
 from experiments.publishing import Publishing
 from experiments.record import Record, RecordError, Replay, Spec, digest, replays
-from experiments.series import measured, points
+from experiments.series import measured, points, unmeasured
 from experiments.verdict import NOT_AS_EXPECTED, Verdict, contexts, judge
 from reports import files
 from store.archive import Archive, ArchiveError, Sweep
@@ -308,6 +308,8 @@ def _series(made: Sequence[Replay]) -> int:
     """Say what the series came to, and give how many curves are not as expected."""
     curves = [(one, curve) for one in measured(p for replay in made for p in points(replay)) for curve in one.curves]
     judged = [(one, curve) for one, curve in curves if curve.word]
+    for series in unmeasured(made):
+        print(f"series {visible(series.name)}: cannot say: no case of it has measured {visible(series.measure)!r}")
     for one, curve in judged:
         print(f"series {one.series.name}: {curve.case} on {curve.device}: {curve.word}: {curve.reason}")
     return sum(curve.word == NOT_AS_EXPECTED for _, curve in judged)

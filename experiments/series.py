@@ -162,6 +162,13 @@ def measured(found: Iterable[Point]) -> list[Measured]:
     return [_one(listed) for _, listed in sorted(grouped.items())]
 
 
+def unmeasured(replays: Sequence[Replay]) -> list[Series]:
+    """Series that replays are to be points of, and of which no replay is: what they measure was not there."""
+    named = {series.name: series for replay in replays for series in _readable(replay)}
+    seen = {point.series.name for replay in replays for point in points(replay)}
+    return [series for name, series in sorted(named.items()) if name not in seen]
+
+
 def _one(listed: Sequence[Point]) -> Measured:
     series = listed[0].series
     keys = sorted(

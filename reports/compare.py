@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 
 from experiments.agreement import Agreement, Allowance, Difference, Fetch, Step, align, allowances, differences, rank
 from experiments.record import Operator, Record, Replay, digest
-from experiments.series import Measured, measured, points
+from experiments.series import Measured, measured, points, unmeasured
 from experiments.verdict import Context, Verdict, contexts, judge, looking_changed
 
 
@@ -153,7 +153,7 @@ def compare(
         numbers=tuple(row for case in cases for row in _numbers(case, fetch)),
         operators=tuple(row for case in cases for row in _operators(case)),
         repeats=repeats,
-        gaps=tuple(gap for case in cases for gap in _gaps(case)),
+        gaps=(*(gap for case in cases for gap in _gaps(case)), *_unmeasured(replays)),
         machines=tuple(sorted(machines.items())),
         titles=titles,
         series=tuple(measured(point for replay in replays for point in points(replay))),
@@ -231,6 +231,12 @@ def _gaps(case: Case) -> list[tuple[str, str]]:
     ]
     changed = [looking_changed(one.replay) for one in case.judged]
     return list(dict.fromkeys([*found, *((f"{case.scenario} {case.label}", text) for text in changed if text)]))
+
+
+def _unmeasured(replays: Sequence[Replay]) -> list[tuple[str, str]]:
+    return [
+        (f"series {series.name}", f"no case of it has measured {series.measure!r}") for series in unmeasured(replays)
+    ]
 
 
 def record_digests(replays: Sequence[Replay]) -> list[str]:

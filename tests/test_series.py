@@ -10,7 +10,7 @@ import pytest
 import samples
 
 from experiments.record import Memory, Observed, Record, Replay, canonical, parse
-from experiments.series import Expected, Series, fit, measured, points
+from experiments.series import Expected, Series, fit, measured, points, unmeasured
 from experiments.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
 from reports.compare import compare
 from reports.markdown import render
@@ -337,3 +337,14 @@ def test_any_text_can_be_drawn(text):
     series = replace(SERIES, title=text, unit=text, line="scores, bytes", cases=(text, "sparse"), parameter="keys")
     made = [replay(text, keys, 13 * keys, series) for keys in KEYS]
     assert draw(found(*made)[0]).startswith(b"\x89PNG")
+
+
+def test_a_series_that_nothing_has_measured_is_said():
+    """A misspelt measure is taken for the name of an observed number, which nobody observed."""
+    misspelt = replace(SERIES, measure="forward peek")
+    made = [replay("dense", keys, keys, misspelt) for keys in KEYS]
+    assert unmeasured(made) == [misspelt]
+    assert unmeasured(squares()) == []
+    text = render("s", made, compare(made, {}.get, {}, {}), [])
+    assert "no case of it has measured 'forward peek'" in text
+    assert "forward peek" not in render("s", squares(), compare(squares(), {}.get, {}, {}), [])
