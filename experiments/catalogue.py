@@ -62,11 +62,6 @@ class Catalogue:
     def has_cuda(self) -> bool:
         return self.machine["gpu"] is not None
 
-    def compiles(self, device: str) -> bool:
-        """Whether torch's default compiler finds what it needs to write code for the device."""
-        compiler = self.machine["compiler"]
-        return compiler["c++"] is not None and (device == "cpu" or compiler["triton"] is not None)
-
     @property
     def machine_identity(self) -> str:
         return machine_identity(self.machine)

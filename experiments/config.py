@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import itertools
 import os
-import re
+import shutil
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from . import needs
 from .catalogue import Catalogue, Entry
 from .catalogue import labels as labels_of
 from .record import PASSES, Mark, Question, Setting, Spec, case_label
@@ -59,6 +60,20 @@ class Engine(Enum):
     local = "local"
 
 
+class Sources(Enum):
+    original = "original"
+    copied = "copied"
+    """A verified copy in another folder."""
+
+
+class Precision(Enum):
+    torch = ""
+    """As torch has it."""
+    highest = "highest"
+    high = "high"
+    medium = "medium"
+
+
 @dataclass
 class IsolationConfig:
     kind: Isolation = Isolation.fresh
@@ -75,11 +90,17 @@ class EngineConfig:
 class EnvironmentConfig:
     """Under which interpreter and variables the workers run."""
 
-    name: str = "here"
+    name: str = "default"
     python: str = ""
-    """Path of an interpreter that has torch. Empty: the one that runs this."""
+    """An interpreter that has torch: a path, or a name to be found on PATH. Empty: the one that runs this."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables that the workers get beside the numeric ones of the caller."""
+    threads: int | None = None
+    """Compute threads. null: as many as each scenario asks for, which is one where threads are not the point."""
+    matmul_precision: Precision = Precision.torch
+    """Float32 matmul precision that the cases find."""
+    sources: Sources = Sources.original
+    """Whether the workers run from the sources here or from a verified copy."""
 
 
 @dataclass
@@ -225,10 +246,17 @@ def plan(cfg: Config, catalogue: Catalogue) -> Plan:
         raise ConfigError(f"no case matches cases={list(cfg.cases)}; `python -m experiments.catalogue` lists them")
     return Plan(
         specs=specs,
-        missing={spec.digest(): need for spec in specs for need in _missing(spec, catalogue)[:1]},
+        missing=_missing(specs, catalogue),
         broken=tuple(entry for entry in chosen if entry.error is not None),
         absent=_absent(whole, devices, cfg),
     )
+
+
+def _missing(specs: Sequence[Spec], catalogue: Catalogue) -> dict[str, str]:
+    try:
+        return needs.missing(specs, catalogue.machine)
+    except needs.NeedError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _check(cfg: Config) -> None:
@@ -247,9 +275,20 @@ def _check(cfg: Config) -> None:
         raise ConfigError(f"seed={cfg.seed}: give a number below 2**53, which every record can carry")
     if not 0 <= cfg.hash_seed < 2**32:
         raise ConfigError(f"hash_seed={cfg.hash_seed}: Python takes 0 to {2**32 - 1}")
-    python = cfg.environment.python
-    if python and not Path(python).is_file():
-        raise ConfigError(f"environment.python={python}: there is no such file")
+    if cfg.environment.threads is not None and cfg.environment.threads < 1:
+        raise ConfigError(f"environment.threads={cfg.environment.threads}: give 1 or more, or null")
+    interpreter(cfg.environment)
+
+
+def interpreter(environment: EnvironmentConfig) -> str:
+    """The interpreter's path. Empty for the one that runs this. Raises ConfigError if there is none."""
+    python = environment.python
+    if not python or Path(python).is_file():
+        return python
+    found = shutil.which(python)
+    if found is None:
+        raise ConfigError(f"environment.python={python}: there is no such file, and no such program on PATH")
+    return found
 
 
 def _check_cases(patterns: Sequence[str], entries: Sequence[Entry]) -> None:
@@ -422,10 +461,10 @@ def _question(entry: Entry, chosen: _Chosen, device: str, cfg: Config, pass_: st
 def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting:
     limits, case = cfg.limits, chosen.case
     # Of several replays the last runs from a copy of the sources in another folder.
-    copied = replays > 1 and repeat == replays - 1
+    copied = cfg.environment.sources is Sources.copied or (replays > 1 and repeat == replays - 1)
     return Setting(
         environment=cfg.environment.name,
-        interpreter=cfg.environment.python,
+        interpreter=interpreter(cfg.environment),
         variables=dict(cfg.environment.variables),
         isolation="forked" if _forks(cfg, case, copied=copied) else "fresh",
         sources="copied" if copied else "original",
@@ -435,6 +474,8 @@ def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting
         disk=case["disk"] or limits.disk,
         keep=limits.keep,
         compile_cache="private",
+        threads=cfg.environment.threads,
+        matmul_precision=cfg.environment.matmul_precision.value,
         hash_seed=cfg.hash_seed,
         repeat=repeat,
         attempt=0,
@@ -488,30 +529,3 @@ def _series(entry: Entry, case: str, cfg: Config) -> Iterator[dict[str, Any]]:
             yield Series(
                 name=name, scenario=one.scenario, cases=tuple(one.cases), line=one.line, exponents=exponents, **told
             ).to_json()
-
-
-# Needs.
-
-
-_NEED = re.compile(r"torch\s*(>=|<)\s*(\d+)\.(\d+)")
-
-
-def _missing(spec: Spec, catalogue: Catalogue) -> list[str]:
-    """What the case needs and this machine lacks."""
-    needs = [*spec.mark.needs, *(["cuda"] if spec.question.device == "cuda" else [])]
-    return [need for need in needs if not _has(need, spec, catalogue)]
-
-
-def _has(need: str, spec: Spec, catalogue: Catalogue) -> bool:
-    if need == "cuda":
-        return catalogue.has_cuda and spec.question.device == "cuda"
-    if need == "inductor":
-        return catalogue.compiles(spec.question.device)
-    found = _NEED.fullmatch(need)
-    if found is None:
-        raise ConfigError(
-            f"{spec.question.scenario}: need {need!r} is unknown; known are cuda, inductor, torch>=X.Y and torch<X.Y"
-        )
-    here = tuple(int(part) for part in re.findall(r"\d+", catalogue.machine["torch"]["version"])[:2])
-    asked = (int(found.group(2)), int(found.group(3)))
-    return here >= asked if found.group(1) == ">=" else here < asked

@@ -182,7 +182,7 @@ def prepare(folder: Path) -> None:
 def _process(spec: Spec, folder: Path, root: Path) -> subprocess.Popen[bytes]:
     program = root / "experiments" / "worker" / "__main__.py"
     setting, own = spec.setting, str(folder / "tmp")
-    variables = environment(spec.question.threads, setting.hash_seed, setting.variables)
+    variables = environment(setting.given_threads(spec.question), setting.hash_seed, setting.variables)
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         return subprocess.Popen(
             [interpreter(spec), str(program), str(folder)],

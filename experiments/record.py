@@ -13,6 +13,7 @@ Schema history:
     1   first.
     2   a setting names the compile cache, a mark the series it belongs to, memory the largest single allocation;
         a process may warm up before it is looked at.
+    3   a setting says how many threads it gives and which matmul precision, where the question's own are not meant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the record's JSON that this code writes. It reads 1 to SCHEMA."""
 
 PASSES = ("plain", "profiled")
@@ -312,12 +313,20 @@ class Setting:
     """Bytes up to which a tensor is kept whole."""
     compile_cache: str
     """``private``: compiled code is cached in a folder of the process's own, empty when it starts."""
+    threads: int | None
+    """Compute threads that the environment gives. None for as many as the question asks for."""
+    matmul_precision: str
+    """torch's float32 matmul precision as the case finds it. Empty for torch's own."""
     hash_seed: int
     """PYTHONHASHSEED."""
     repeat: int
     """Number of this replay, from 0."""
     attempt: int
     """Number of this try at it, from 0."""
+
+    def given_threads(self, question: Question) -> int:
+        """Compute threads that the process has."""
+        return question.threads if self.threads is None else self.threads
 
     def replay_digest(self) -> str:
         """Identity of the setting whichever attempt it is."""
@@ -718,7 +727,7 @@ class Record:
         return record
 
 
-_LATER: Mapping[str, Any] = {"compile_cache": "private", "series": []}
+_LATER: Mapping[str, Any] = {"compile_cache": "private", "series": [], "threads": None, "matmul_precision": ""}
 """Fields that a later schema added to a setting or mark, and what was so before. Where it still is so, the digests
 of a spec leave them out: what is written down more fully is still the same process.
 """
@@ -730,8 +739,11 @@ def _identity(part: Setting | Mark) -> dict[str, Any]:
 
 def upgraded_spec(data: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON of a spec of any schema as this one writes it: a stored plan does not say which it is of."""
-    setting = {"compile_cache": _LATER["compile_cache"], **data["setting"]}
+    setting = {**{name: _LATER[name] for name in ("compile_cache", *_THIRD)}, **data["setting"]}
     return {**data, "setting": setting, "mark": {"series": _LATER["series"], **data["mark"]}}
+
+
+_THIRD = ("threads", "matmul_precision")
 
 
 def _second(data: dict[str, Any]) -> dict[str, Any]:
@@ -744,10 +756,20 @@ def _second(data: dict[str, Any]) -> dict[str, Any]:
             raise RecordError(f"schema 1 has no {name}")
     if seen is not None:
         seen = {**seen, "memory": [{**row, "largest": None} for row in rows]}
-    return {**data, "spec": upgraded_spec(spec), "observation": seen}
+    setting = {"compile_cache": _LATER["compile_cache"], **spec["setting"]}
+    spec = {**spec, "setting": setting, "mark": {"series": _LATER["series"], **spec["mark"]}}
+    return {**data, "spec": spec, "observation": seen}
 
 
-_UPGRADES: list[Any] = [_second]
+def _third(data: dict[str, Any]) -> dict[str, Any]:
+    """Schema 2 had the threads of the question and torch's own precision."""
+    for name in _THIRD:
+        if name in data["spec"]["setting"]:
+            raise RecordError(f"schema 2 has no {name}")
+    return {**data, "spec": upgraded_spec(data["spec"])}
+
+
+_UPGRADES: list[Any] = [_second, _third]
 """`_UPGRADES[n - 1]` turns schema n into n + 1. Stored text is never changed; only the reading is."""
 
 

@@ -49,7 +49,7 @@ def spec(case: str = "chosen_inside", **changes: Any) -> Spec:
         pass_="plain",
     )
     setting = Setting(
-        environment="here",
+        environment="default",
         interpreter="",
         variables={},
         isolation="fresh",
@@ -60,6 +60,8 @@ def spec(case: str = "chosen_inside", **changes: Any) -> Spec:
         disk=2**30,
         keep=16384,
         compile_cache="private",
+        threads=None,
+        matmul_precision="",
         hash_seed=0,
         repeat=0,
         attempt=0,

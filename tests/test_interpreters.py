@@ -91,7 +91,7 @@ def test_a_sweep_under_a_bare_interpreter_shows_what_it_says(swept):
 
 def test_records_tell_which_interpreter_ran(swept, bare):
     _, records, database = swept
-    for name, python, has_numpy in (("here", "", True), ("bare", bare, False)):
+    for name, python, has_numpy in (("default", "", True), ("bare", bare, False)):
         mine = of(records, name)
         assert len(mine) == 7
         assert {one.spec.setting.interpreter for one in mine.values()} == {python}
@@ -103,7 +103,7 @@ def test_records_tell_which_interpreter_ran(swept, bare):
 
 def test_evidence_under_a_bare_interpreter_is_the_same(swept):
     _, records, _ = swept
-    here, bare = of(records, "here"), of(records, "bare")
+    here, bare = of(records, "default"), of(records, "bare")
     assert set(here) == set(bare)
     assert {name: one.evidence_digest() for name, one in here.items()} == {
         name: one.evidence_digest() for name, one in bare.items()

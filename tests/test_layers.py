@@ -25,6 +25,7 @@ PICTURE = {
     "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),
     "experiments/series.py": ("experiments.record", "experiments.scenario", "experiments.verdict"),
     "experiments/launch.py": ("experiments.record",),
+    "experiments/needs.py": ("experiments.record",),
     "experiments/engine/*.py": ("experiments.record", "experiments.launch", "experiments.engine"),
     "experiments/catalogue.py": ("experiments.record", "experiments.launch"),
     "experiments/snippet.py": ("experiments.record", "experiments.launch", "experiments.catalogue"),
@@ -36,6 +37,7 @@ PICTURE = {
         "experiments.record",
         "experiments.series",
         "experiments.catalogue",
+        "experiments.needs",
         "hydra",
         "omegaconf",
     ),
@@ -59,6 +61,8 @@ OLD = (
     "experiments/verdict.py",
     "experiments/series.py",
     "experiments/launch.py",
+    "experiments/needs.py",
+    "experiments/engine/*.py",
     "experiments/worker/*.py",
 )
 """What runs on Python 3.9."""

@@ -82,6 +82,7 @@ def test_an_older_record_keeps_its_text_and_its_digest(texts):
 def test_what_an_older_record_does_not_say_was_so_before(texts):
     for record in map(Record.from_text, texts):
         assert record.spec.setting.compile_cache == "private"
+        assert (record.spec.setting.threads, record.spec.setting.matmul_precision) == (None, "")
         assert record.spec.mark.series == ()
         assert record.observation.memory
         assert {row.largest for row in record.observation.memory} == {None}
@@ -111,7 +112,7 @@ def test_an_older_record_is_asked_by_the_same_digests(texts):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"compile_cache": "shared"}, {"series": ({"name": "a"},)}],
+    [{"compile_cache": "shared"}, {"series": ({"name": "a"},)}, {"matmul_precision": "high"}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_is_otherwise_than_before_is_another_process(changes):
@@ -268,3 +269,31 @@ def test_an_older_archive_is_published(outputs):
     assert first.returncode == 0, first.stderr
     assert "4 runs published" in first.stdout, first.stdout
     assert "0 runs published, 4 were up to date" in run("store", outputs.parent, "publish").stdout
+
+
+# Schema 2: a bundle of the records of checkpoint/reentrant_loses_second_derivatives, as its last version wrote it.
+
+SECOND = ROOT / "tests" / "data" / "bundle-schema-2.zip"
+
+
+@pytest.fixture
+def seconds(tmp_path):
+    """Each record of schema 2 as it was written."""
+    with Archive.open(f"sqlite:///{tmp_path}/second.db", tmp_path / "second") as archive:
+        return [archive.record_text(name)[1] for name in add_bundle(archive, SECOND)]
+
+
+def test_a_record_of_schema_2_keeps_its_text_and_its_digests(seconds):
+    assert len(seconds) == 5
+    for text in seconds:
+        record, data = Record.from_text(text), json.loads(text)["spec"]
+        assert parse(text)["schema"] == 2
+        assert record.text() == text
+        assert record.spec.digest() == digest(canonical(data))
+        assert (record.spec.setting.threads, record.spec.setting.matmul_precision) == (None, "")
+
+
+def test_a_field_that_schema_2_did_not_have_is_refused(seconds):
+    for name, value in (("threads", 2), ("threads", None), ("matmul_precision", "")):
+        with pytest.raises(RecordError):
+            Record.from_text(changed(seconds[0], "spec", "setting", name, value=value))

@@ -591,7 +591,7 @@ def _no_hydra_left():
         ["devices=[cpu,cuda]", "device=all"],
         ["suite=quick"],
         ["limits.memory=null", "limits.timeout=0.5"],
-        ["tracking=none", "archive=sqlite", "isolation=fresh", "engine=local", "environment=here"],
+        ["tracking=none", "archive=sqlite", "isolation=fresh", "engine=local", "environment=default"],
         ["tracking=server", "tracking.uri=http://127.0.0.1:5000"],
         ["experiment=attention_policy_note"],
         ["+environment.variables.MKL_CBWR=AVX2"],

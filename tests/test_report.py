@@ -45,7 +45,7 @@ PLACES = {
     "role": "broken",
     "tensor role": "output",
     "torch fact": "build",
-    "environment": "here",
+    "environment": "default",
 }
 """Every place of a report into which a record, or what was imported with it, can write text."""
 

@@ -36,7 +36,7 @@ class Forks:
     def start(self, spec: Spec, folder: Path) -> launch.Process:
         """Fork a child for the spec (a `launch.Starter`). Raises LaunchError if no server can be started."""
         setting = spec.setting
-        variables = launch.environment(spec.question.threads, setting.hash_seed, setting.variables)
+        variables = launch.environment(setting.given_threads(spec.question), setting.hash_seed, setting.variables)
         return self._server(launch.interpreter(spec), variables).fork({"folder": str(folder)})
 
     def describe(self, python: str, variables: Mapping[str, str], hash_seed: int, folder: Path) -> Any:

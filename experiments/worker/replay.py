@@ -34,7 +34,9 @@ Phase = Callable[[str], ContextManager[None]]
 def run(folder: Path, root: Path) -> None:
     """Run the case that ``folder/spec.json`` asks for and leave ``folder/observation.json``."""
     spec = Spec.from_json(parse((folder / "spec.json").read_text(encoding="utf-8")))
-    torch.set_num_threads(spec.question.threads)
+    torch.set_num_threads(spec.setting.given_threads(spec.question))
+    if spec.setting.matmul_precision:
+        torch.set_float32_matmul_precision(spec.setting.matmul_precision)
     process = os.getpid()
     seen = _Run(spec, folder, root).observe()
     if os.getpid() != process:
