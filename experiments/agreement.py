@@ -12,9 +12,9 @@ import math
 import struct
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from .record import Observation, Operator, Record, Replay, Tensor
+from .record import Observation, Operator, Outcome, Record, Replay, Tensor, canonical, sample_positions
 
 Fetch = Callable[[str], Optional[bytes]]
 """Content by digest, or None where it is not at hand."""
@@ -27,6 +27,9 @@ RANKS = {
     5: "different outcome",
     6: "cannot compare",
 }
+
+SKETCH_ERROR = 0.03
+"""Relative standard error of a distance estimated from two sketches of 1024 numbers: the root of 1 / 1024."""
 
 _FORMATS = {"float32": "f", "float64": "d", "float16": "e"}
 _INTEGERS = {"int8": "b", "uint8": "B", "bool": "B", "int16": "h", "int32": "i", "int64": "q"}
@@ -126,16 +129,36 @@ def difference(ours: Tensor, theirs: Tensor, fetch: Fetch) -> Difference:
     elements = math.prod(ours.shape or ())
     if ours.digest == theirs.digest and ours.dtype == theirs.dtype and ours.shape == theirs.shape:
         return Difference(ours.role, ours.name, dtype, elements, elements, elements, 0.0, 0.0, 0.0, None)
-    first, second = _content(ours, fetch), _content(theirs, fetch)
-    alike = ours.shape == theirs.shape and ours.whole == theirs.whole and {ours.dtype, theirs.dtype} <= _NUMBERS
+    whole = ours.whole and theirs.whole
+    first, second = _content(ours, fetch, whole=whole), _content(theirs, fetch, whole=whole)
+    alike = ours.shape == theirs.shape and {ours.dtype, theirs.dtype} <= _NUMBERS
     if first is None or second is None or not alike:
         return Difference(ours.role, ours.name, dtype, elements, 0, 0, math.nan, math.nan, math.nan, None)
     return _compare(ours, theirs, first, second, fetch)
 
 
-def _content(tensor: Tensor, fetch: Fetch) -> bytes | None:
+def _content(tensor: Tensor, fetch: Fetch, *, whole: bool) -> bytes | None:
+    """All elements if they are `whole` on both sides, else the sample, which is taken of one that is kept whole."""
     wanted = tensor.digest if tensor.whole else tensor.samples
-    return None if wanted is None else fetch(wanted)
+    content = None if wanted is None else fetch(wanted)
+    if whole or content is None or not tensor.whole:
+        return content
+    elements = math.prod(tensor.shape or ())
+    width = len(content) // elements if elements else 1
+    return b"".join(content[at * width : (at + 1) * width] for at in sample_positions(elements))
+
+
+def steps(ours: Tensor, theirs: Tensor, fetch: Fetch) -> list[int] | None:
+    """How many units in the last place each element compared differs by. None for tensors that are no floats of one
+    dtype, or whose content is not at hand.
+    """
+    dtype, whole = ours.dtype or "", ours.whole and theirs.whole
+    if dtype not in _MANTISSA or dtype != theirs.dtype or ours.shape != theirs.shape:
+        return None
+    first, second = _content(ours, fetch, whole=whole), _content(theirs, fetch, whole=whole)
+    if first is None or second is None:
+        return None
+    return [abs(a - b) for a, b in zip(_ordered(first, dtype), _ordered(second, dtype))]
 
 
 def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
@@ -223,6 +246,80 @@ def _allowance(item: Difference, largest: float, share: float) -> Allowance:
     return Allowance(item.absolute, ulp(largest, item.dtype), share * largest)
 
 
+@dataclass(frozen=True)
+class Noise:
+    """What the replays of one machine show of rounding in one case, by role and name of a tensor."""
+
+    allowed: Mapping[tuple[str, str], Allowance]
+    """Of its reference."""
+    own: Mapping[tuple[str, str], float]
+    """Largest error of the case itself against float64, in the tensor's own unit."""
+    repeats: Mapping[tuple[str, str], float]
+    """Largest difference among its repeats, in the tensor's own unit. Only of those that differ."""
+
+
+def noise(
+    replay: Replay, reference: Replay | None, float64: Replay | None, repeats: Sequence[Replay], fetch: Fetch
+) -> Noise:
+    """Measured on the machine of the replay: from its reference (itself, if it is one), the same calculation in
+    float64, and its repeats.
+    """
+    ours, ruler = replay.plain, float64.plain if float64 else None
+    against = (reference or replay).plain
+    if ours is None:
+        return Noise({}, {}, {})
+    finished = ruler is not None and ruler.outcome.kind == "finished"
+    own = differences(ours, ruler, fetch) if ruler is not None and finished else []
+    return Noise(
+        allowed=allowances(against, ruler, fetch) if ruler is not None and finished and against is not None else {},
+        own={(item.role, item.name): item.absolute for item in own if item.compared},
+        repeats=_spread(ours, [other.plain for other in repeats if other.plain is not None], fetch),
+    )
+
+
+def _spread(ours: Record, others: Sequence[Record], fetch: Fetch) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for other in others:
+        for item in differences(ours, other, fetch):
+            if item.compared and not item.same_bits:
+                found[item.role, item.name] = max(item.absolute, found.get((item.role, item.name), 0.0))
+    return found
+
+
+@dataclass(frozen=True)
+class Limit:
+    """By how much one tensor may differ between two machines and still be equal within rounding."""
+
+    total: float
+    """In the tensor's own unit."""
+    why: str
+
+
+def limits(ours: Noise, theirs: Noise) -> dict[tuple[str, str], Limit]:
+    """For each tensor the widest of what was measured on the two machines; nothing here is a chosen constant.
+
+    Two calculations may differ by what the reference errs and is rounded by on the one machine plus the same on the
+    other. If each is right to rounding on its own machine, as a verdict means it, they may differ by both allowances.
+    What repeats on one machine differ by is no difference between machines.
+    """
+    found = {key: _limit(ours.allowed[key], theirs.allowed[key]) for key in ours.allowed if key in theirs.allowed}
+    for key, limit in found.items():
+        allowed = (ours.allowed[key].total, theirs.allowed[key].total)
+        errors = (ours.own.get(key, math.inf), theirs.own.get(key, math.inf))
+        if all(error <= total for error, total in zip(errors, allowed)) and sum(allowed) > limit.total:
+            found[key] = Limit(sum(allowed), "on each machine it is right to rounding, against float64")
+    for key in {*ours.repeats, *theirs.repeats}:
+        spread = max(side.repeats.get(key, 0.0) for side in (ours, theirs))
+        if spread > (found[key].total if key in found else 0.0):
+            found[key] = Limit(spread, "repeats on one machine differ by as much")
+    return found
+
+
+def _limit(ours: Allowance, theirs: Allowance) -> Limit:
+    total = max((ours.total + theirs.total) / 2, ours.carried, theirs.carried)
+    return Limit(total, "the reference errs by as much on both machines, against float64")
+
+
 # Operators.
 
 
@@ -290,15 +387,19 @@ class Agreement:
         return RANKS[self.rank]
 
 
-def rank(
-    ours: Replay, theirs: Replay, fetch: Fetch, allowed: dict[tuple[str, str], Allowance] | None = None
-) -> Agreement:
-    """How closely two replays of one case agree. `allowed` is what counts as rounding, if it was measured."""
+Limits = Mapping[tuple[str, str], Union[Allowance, Limit]]
+"""What counts as rounding, by role and name of a tensor."""
+
+
+def rank(ours: Replay, theirs: Replay, fetch: Fetch, allowed: Limits | None = None) -> Agreement:
+    """How closely two replays of one case agree. `allowed` is what counts as rounding, if it was measured: what the
+    reference allows within one machine, `limits` between two.
+    """
     hindrance = _hindrance(ours, theirs)
     if hindrance:
         return Agreement(6, hindrance, "", ())
     if ours.evidence_digest() == theirs.evidence_digest():
-        return Agreement(1, "the evidence digests are equal", "", ())
+        return Agreement(1, _why_identical(ours), "", ())
     outcome = _outcome_difference(ours, theirs)
     if outcome:
         return Agreement(5, "a pass ended otherwise", outcome, ())
@@ -318,7 +419,31 @@ def rank(
     other = next((text for pair in pairs for text in [_other_difference(*pair)] if text), "")
     if other:
         return Agreement(4, "a value that the case observed differs", other, found)
-    return Agreement(2, "no tensor differs by more than the rounding that the float64 reference shows", "", found)
+    return Agreement(2, _why_within(found, allowed or {}), "", found)
+
+
+def _why_identical(replay: Replay) -> str:
+    if all(record.evidence() == {"varies": True} for record in replay.records.values()):
+        return "results vary from run to run, and only that they do is evidence"
+    return "the evidence digests are equal"
+
+
+def _why_within(found: Sequence[Difference], allowed: Limits) -> str:
+    """The rule, and the tensor that comes closest to what it allows."""
+    shares = [
+        (item.absolute / limit.total, item, limit)
+        for item in found
+        for limit in [allowed.get((item.role, item.name))]
+        if limit is not None and limit.total and not item.same_bits
+    ]
+    if not shares:
+        return "no tensor differs"
+    _, item, limit = max(shares, key=lambda one: one[0])
+    why = limit.why if isinstance(limit, Limit) else "the reference errs by as much, against float64"
+    return (
+        f"no tensor differs by more than rounding: {item.role} {item.name} by {item.absolute:.3g}{item.sampled}, "
+        f"allowed {limit.total:.3g}: {why}"
+    )
 
 
 def _hindrance(ours: Replay, theirs: Replay) -> str:
@@ -346,15 +471,23 @@ def _outcome_difference(ours: Replay, theirs: Replay) -> str:
         left = (first.kind, first.phase, first.fingerprint())
         right = (second.kind, second.phase, second.fingerprint())
         if left != right:
-            return f"{name} pass: {left[2] or left[0]} against {right[2] or right[0]}"
+            return f"{name} pass: {_ended(first)} against {_ended(second)}"
     return ""
+
+
+def _ended(outcome: Outcome) -> str:
+    """On one line: the first of a message, which says what happened."""
+    said = outcome.fingerprint()
+    if said is not None:
+        return said.strip().partition("\n")[0]
+    return f"{outcome.kind} ({outcome.detail})" if outcome.detail else outcome.kind
 
 
 def _tensor_difference(
     ours: Observation | None,
     theirs: Observation | None,
     found: Sequence[Difference],
-    allowed: dict[tuple[str, str], Allowance] | None,
+    allowed: Limits | None,
 ) -> str:
     if ours is None or theirs is None:
         return "" if ours is theirs else "one side left no observation"
@@ -362,10 +495,22 @@ def _tensor_difference(
         return "other tensors are there, or of other shapes"
     for item in found:
         limit = (allowed or {}).get((item.role, item.name))
-        within = item.same_bits or (limit is not None and item.compared and item.absolute <= limit.total)
-        if not within:
-            return f"{item.role} {item.name} differs by {item.absolute:.3g}"
+        if item.same_bits:
+            continue
+        if limit is None or not item.compared or not item.absolute <= limit.total:
+            return f"{item.role} {item.name} differs by {item.absolute:.3g}{item.sampled}{_allows(limit)}"
+        # The sample is within; the sketch has seen every element.
+        if item.distance is not None and item.distance * (1 - 3 * SKETCH_ERROR) > limit.total * item.elements**0.5:
+            mean = item.distance / item.elements**0.5
+            return (
+                f"{item.role} {item.name} differs by {mean:.3g} in the root mean square over all {item.elements} "
+                f"elements (estimated from sketches, to {SKETCH_ERROR:.0%}){_allows(limit)}"
+            )
     return ""
+
+
+def _allows(limit: Allowance | Limit | None) -> str:
+    return "; what rounding allows is not known" if limit is None else f"; rounding allows {limit.total:.3g}"
 
 
 def _present_equal(ours: Record, theirs: Record) -> bool:
@@ -389,8 +534,17 @@ def _operator_difference(ours: Replay, theirs: Replay) -> str:
 
 
 def _other_difference(ours: Record, theirs: Record) -> str:
+    """The first observed value, or switch left changed, that is not the same."""
     first, second = ours.evidence(), theirs.evidence()
-    return next((f"{name} differ" for name in ("observed", "state") if first.get(name) != second.get(name)), "")
+    if first.get("observed") != second.get("observed"):
+        left, right = ({name: canonical(value) for name, value in one.get("observed") or ()} for one in (first, second))
+        name = next((name for name in sorted({*left, *right}) if left.get(name) != right.get(name)), None)
+        if name is None:
+            return "values were observed in another order"
+        return f"observed {name}: {left.get(name, 'nothing')} against {right.get(name, 'nothing')}"
+    if first.get("state") != second.get("state"):
+        return "other switches were left changed"
+    return ""
 
 
 def _shown(operator: Operator | None) -> str:

@@ -22,7 +22,10 @@ from experiments.agreement import (
     difference,
     differences,
     first_difference,
+    limits,
+    noise,
     rank,
+    steps,
     ulp,
     values,
 )
@@ -247,10 +250,22 @@ def test_equal_sampled_tensors_have_the_same_bits(bench):
     assert difference(one, one, bench.blobs.get).same_bits
 
 
-def test_a_whole_tensor_is_not_compared_with_a_sample(bench):
+def test_a_whole_tensor_is_compared_with_a_sample_at_the_places_of_the_sample(bench):
+    """A float32 tensor may be small enough to be kept whole and its float64 twin not."""
     numbers = [float(index) for index in range(5000)]
-    found = difference(bench.tensor("gradient", "x", numbers[::-1]), sampled(bench, numbers), bench.blobs.get)
-    assert found.compared == 0
+    other = [number + (2.0 if index == sample_positions(5000)[7] else 0.0) for index, number in enumerate(numbers)]
+    whole = bench.tensor("gradient", "x", other)
+    for pair in ((whole, sampled(bench, numbers)), (sampled(bench, numbers), whole)):
+        found = difference(*pair, bench.blobs.get)
+        assert (found.compared, found.equal_bits, found.absolute) == (SAMPLES, SAMPLES - 1, 2.0)
+
+
+def test_steps_are_the_units_in_the_last_place_of_each_element(bench):
+    left, right = bench.tensor("output", "x", [1.0, 2.0]), bench.tensor("output", "x", [1.0, 2.0 + 2**-21])
+    assert steps(left, right, bench.blobs.get) == [0, 2]
+    assert steps(left, right, lambda _: None) is None
+    assert steps(left, bench.tensor("output", "x", [1.0, 2.0], "float64"), bench.blobs.get) is None
+    assert steps(bench.tensor("output", "x", [1, 2], "int64"), bench.tensor("output", "x", [1, 2], "int64"), {}) is None
 
 
 # Tensors of two records.
@@ -306,6 +321,76 @@ def test_what_cannot_be_measured_has_no_allowance(bench):
     reference, exact = ruler(bench, [1.0, 2.0], [1.0, 2.25])
     assert allowances(reference, exact, lambda _: None) == {}
     assert allowances(replace(reference, observation=None), exact, bench.blobs.get) == {}
+
+
+# Rounding between two machines.
+
+
+def machine_of(bench, numbers, reference, exact, repeats=()):
+    """Noise of a case with these numbers, on a machine whose reference and float64 reference have those."""
+    of = [bench.replay(bench.record(samples.spec(), bench.tensor("output", "x", some))) for some in (numbers, *repeats)]
+    against, ruler_ = (bench.replay(one) for one in ruler(bench, reference, exact))
+    return of[0], noise(of[0], against, ruler_, of, bench.blobs.get)
+
+
+def between(bench, first, second):
+    (ours, one), (theirs, other) = (machine_of(bench, *each) for each in (first, second))
+    return ranked(bench, ours, theirs, limits(one, other)), limits(one, other)["output", "x"]
+
+
+def test_two_machines_may_differ_by_what_each_reference_errs(bench):
+    """Wrong on both machines, against float64, and by as much: no rounding makes it right, but they agree."""
+    first, second = ([5.0, 2.0], [1.0, 2.0], [1.0, 2.25]), ([5.5, 2.0], [1.0, 2.0], [1.0, 2.5])
+    found, limit = between(bench, first, second)
+    assert limit.total == (0.25 + 2.0**-22) + (0.5 + 2.0**-22)
+    assert (found.rank, limit.why) == (2, "the reference errs by as much on both machines, against float64")
+    assert between(bench, ([6.0, 2.0], *first[1:]), second)[0].rank == 2
+    assert between(bench, ([6.5, 2.0], *first[1:]), second)[0].rank == 4
+
+
+def test_two_that_are_right_to_rounding_may_differ_by_both_allowances(bench):
+    right = ([1.0, 2.7], [1.0, 2.0], [1.0, 2.25]), ([1.0, 1.8], [1.0, 2.0], [1.0, 2.25])
+    found, limit = between(bench, *right)
+    assert found.rank == 2, "each is within 0.5 of 2.25"
+    assert limit.why == "on each machine it is right to rounding, against float64"
+    assert "right to rounding" in found.rule
+    assert "output x by 0.9" in found.rule
+    wrong = ([1.0, 2.9], *right[0][1:])
+    assert between(bench, wrong, right[1])[0].rank == 4, "by 1.1, and 2.9 is not right to rounding"
+
+
+def test_what_repeats_differ_by_is_no_difference_between_machines(bench):
+    exact = ([1.0, 2.0], [1.0, 2.0])
+    first, second = ([5.0, 2.0], *exact, [[8.0, 2.0]]), ([7.0, 2.0], *exact)
+    found, limit = between(bench, first, second)
+    assert (found.rank, limit.total, limit.why) == (2, 3.0, "repeats on one machine differ by as much")
+    assert between(bench, ([5.0, 2.0], *exact), second)[0].rank == 4
+
+
+def test_without_a_ruler_nothing_is_rounding(bench):
+    one = bench.replay(bench.record(samples.spec(), bench.tensor("output", "x", [1.0])))
+    assert limits(*[noise(one, None, None, [one], bench.blobs.get)] * 2) == {}
+    assert noise(bench.replay(made(bench).records["profiled"]), None, None, [], bench.blobs.get).own == {}
+
+
+def test_a_sketch_finds_what_no_sample_shows(bench):
+    """A sample that is within rounding does not speak for the elements that were not kept."""
+    numbers = [float(index) for index in range(5000)]
+    other = [number + (0.0 if index in set(sample_positions(5000)) else 1.0) for index, number in enumerate(numbers)]
+    left, right = (
+        bench.replay(bench.record(samples.spec(), sampled(bench, some, [start, 0.0])))
+        for some, start in ((numbers, 0.0), (other, 60.0))
+    )
+    found = ranked(bench, left, right, {("gradient", "x"): Allowance(0.25, 0.0, 0.0)})
+    assert found.rank == 4
+    assert "0.849 in the root mean square over all 5000 elements (estimated from sketches, to 3%)" in found.first
+    assert ranked(bench, left, right, {("gradient", "x"): Allowance(0.4, 0.0, 0.0)}).rank == 2
+
+
+def test_a_case_whose_results_vary_says_so(bench):
+    varying = {"expectations": ({"kind": "varies", "at_least": 0.0, "at_most": 1.0},)}
+    found = ranked(bench, made(bench, 1.0, **varying), made(bench, 9.0, **varying))
+    assert (found.rank, found.rule) == (1, "results vary from run to run, and only that they do is evidence")
 
 
 # Operators.
@@ -401,7 +486,10 @@ def test_rank_1_identical(bench):
 def test_rank_2_equal_within_rounding(bench):
     found = ranked(bench, made(bench, 1.0, 2.0), made(bench, 1.0, 2.5), ALLOWED)
     assert (found.rank, found.first) == (2, "")
-    assert found.rule == "no tensor differs by more than the rounding that the float64 reference shows"
+    assert found.rule == (
+        "no tensor differs by more than rounding: output x by 0.5, allowed 0.5: "
+        "the reference errs by as much, against float64"
+    )
     assert [one.absolute for one in found.differences] == [0.5]
 
 
@@ -415,7 +503,7 @@ def test_rank_3_other_operators_same_outcome(bench):
 def test_rank_4_different_tensors(bench):
     found = ranked(bench, made(bench, 1.0, 2.0), made(bench, 1.0, 2.75), ALLOWED)
     assert (found.rank, found.rule) == (4, "a tensor differs by more than rounding")
-    assert found.first == "output x differs by 0.75"
+    assert found.first == "output x differs by 0.75; rounding allows 0.5"
 
 
 def test_rank_4_without_a_measure_of_rounding(bench):
@@ -426,9 +514,10 @@ def test_rank_4_without_a_measure_of_rounding(bench):
 def test_rank_4_of_a_value_that_the_case_observed(bench):
     two, three = (made(bench, observed=(Observed("calls", count, "evidence", None),)) for count in (2, 3))
     found = ranked(bench, two, three)
-    assert (found.rank, found.rule, found.first) == (4, "a value that the case observed differs", "observed differ")
+    assert (found.rank, found.rule) == (4, "a value that the case observed differs")
+    assert {"observed calls: 2 against 3"} >= {found.first}
     left = made(bench, state=(StateChange("sdpa.math", True, False),))
-    assert ranked(bench, made(bench), left).first == "state differ"
+    assert ranked(bench, made(bench), left).first == "other switches were left changed"
 
 
 def test_rank_4_of_a_gradient_on_one_side_only(bench):
