@@ -1,105 +1,62 @@
-"""Records and what they rest on as one zip file, to be published or sent.
-
-    manifest.json              {"schema": 1, "members": {name: {"digest": ..., "bytes": ...}}}
-    records/<digest>.json      exact text
-    documents/<digest>.txt     machines and sources
-    blobs/<digest>             tensors
-
-The same records give the same members and manifest; whole files are equal wherever zlib is the same. What
-processes wrote to stdout and stderr stays behind, since it may name paths.
+"""Bundles: records of an archive as one file, to be published or sent, and back. The file is `experiments.pack`'s.
 
 A bundle comes from somebody else: nothing of it is believed before all of it has been looked at, no member
-is ever written to a path that the file names, and if one thing is wrong nothing is added.
-
-Schema history:
-    1   first.
+is ever written to a path that the file names, nothing is unpickled, and if one thing is wrong nothing is added.
+Why one is refused is one of the sentences of `pack.REFUSALS`; what it may take is bounded there.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
-import stat
-import zipfile
-import zlib
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from types import TracebackType
+from typing import Any, BinaryIO, Callable, Iterator, Self, Sequence
 
+from sqlalchemy import BigInteger, Integer, String
+
+from experiments import pack
+from experiments.pack import MANIFEST, SIGNATURE, Packed, PackError, refusal
 from experiments.record import Record, RecordError, canonical, digest, parse
 from store.archive import Archive
-from store.cells import DOCUMENTS, OPTIONAL, cell, read_record, wanted
+from store.cells import cell, wanted
 from store.checks import Problem
 from store.errors import ArchiveError
+from store.models import Cell
 
-SCHEMA = 1
-"""Version of the manifest that this code writes. It reads 1 to SCHEMA."""
+_LONGEST_REASON = 300
+_SOME_TEXT = canonical({"schema": 1})
 
-MANIFEST = "manifest.json"
-
-LARGEST_FILE = 1 << 30
-"""Bytes of a bundle on disk; ten thousand records take a tenth of it."""
-LARGEST_MEMBER = 1 << 26
-"""Bytes of one member unpacked; the longest records, lists of operators, take a few million."""
-LARGEST_TOTAL = 1 << 32
-"""Bytes of all members unpacked."""
-MOST_MEMBERS = 200_000
-
-assert LARGEST_MEMBER < LARGEST_FILE < LARGEST_TOTAL
-
-_NAMES = re.compile(r"(?:records/([0-9a-f]{64})\.json|documents/([0-9a-f]{64})\.txt|blobs/([0-9a-f]{64}))")
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ENCRYPTED = 0x1
+Sign = Callable[[bytes], bytes]
+"""Gives what is kept as ``signature.json`` for the bytes of a manifest."""
 
 
-def export(archive: Archive, digests: Sequence[str], path: Path) -> None:
-    """Write the records of these digests, and what they rest on, as a bundle.
+def export(archive: Archive, digests: Sequence[str], path: Path, sign: Sign | None = None) -> None:
+    """Write the records of these digests, and what they rest on, as a bundle, signed if `sign` is given.
 
-    Raises ArchiveError if there are none, or one of them lacks something.
+    Raises ArchiveError if there are none, or one of them lacks something, or they are too many for one bundle.
     """
     if not digests:
         raise ArchiveError("there is no record to export")
-    members: dict[str, bytes] = {}
-    for name in sorted(set(digests)):
-        full, text = archive.record_text(name)
-        members[f"records/{full}.json"] = text.encode("utf-8")
-        members.update(_contents(archive, read_record(text)))
-    listed = {name: {"digest": digest(content), "bytes": len(content)} for name, content in members.items()}
-    members[MANIFEST] = canonical({"schema": SCHEMA, "members": listed}).encode("utf-8")
+    contents = _members(archive, [_text(archive, name) for name in sorted(set(digests))])
     try:
-        _write(path, members)
+        pack.write(path, contents, sign)
+    except PackError as error:
+        raise ArchiveError(str(error)) from error
     except OSError as error:
         raise ArchiveError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _contents(archive: Archive, record: Record) -> Iterator[tuple[str, bytes]]:
-    for name, kind in wanted(record).items():
-        if kind in OPTIONAL:
-            continue
-        content = archive.fetch(name)
-        if content is None:
-            raise ArchiveError(f"{kind} {name} is missing from the archive; `python -m store check` names what else")
-        yield _member(name, kind), content
-
-
-def _member(name: str, kind: str) -> str:
-    return f"documents/{name}.txt" if kind in DOCUMENTS else f"blobs/{name}"
-
-
-def _write(path: Path, members: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+def _members(archive: Archive, texts: Sequence[str]) -> dict[str, bytes]:
     try:
-        with zipfile.ZipFile(beside, "x") as file:
-            for name in sorted(members):
-                # A fixed date, system and mode: nothing of where and when it was made is in the file.
-                info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-                info.create_system = 3
-                info.external_attr = (stat.S_IFREG | 0o644) << 16
-                info.compress_type = zipfile.ZIP_STORED if name.startswith("blobs/") else zipfile.ZIP_DEFLATED
-                file.writestr(info, members[name], compresslevel=9)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        return pack.members(texts, archive.fetch)
+    except PackError as error:
+        raise ArchiveError(f"{error} (`python -m store check` names what else is wrong)") from error
+
+
+def _text(archive: Archive, name: str) -> str:
+    full, text = archive.record_text(name)
+    if digest(text) != full:
+        raise ArchiveError(f"record {full} has the digest {digest(text)}: it is not what was stored")
+    return text
 
 
 def add_bundle(archive: Archive, path: Path, sweep: str | None = None) -> list[str]:
@@ -107,138 +64,277 @@ def add_bundle(archive: Archive, path: Path, sweep: str | None = None) -> list[s
 
     Raises ArchiveError, with nothing added, if anything in it is not as `check_bundle` wants it.
     """
-    problems = check_bundle(path)
-    if problems:
-        more = f" (and {len(problems) - 1} more: `python -m store check {path.name}`)" if problems[1:] else ""
-        raise ArchiveError(f"{path.name} is refused and nothing was added: {problems[0]}{more}")
-    with zipfile.ZipFile(path) as file:
-        names = set(file.namelist())
-
-        def content(name: str) -> bytes | None:
-            # A digest that both a text and a tensor have is in the bundle as either.
-            found = sorted({f"documents/{name}.txt", f"blobs/{name}"} & names)
-            return _unpacked(file, found[0]) if found else None
-
-        records = sorted(name for name in names if name.startswith("records/"))
-        return [archive.add_text(_unpacked(file, name).decode("utf-8"), content, sweep) for name in records]
+    with _open(path) as file:
+        packed = _accepted(path, file, "is refused and nothing was added")
+        records = sorted(name for name in packed.members if name.startswith("records/"))
+        return [archive.add_text(_again(packed, name).decode("utf-8"), _contents(packed), sweep) for name in records]
 
 
 def check_bundle(path: Path) -> list[Problem]:
-    """Everything in a bundle that is not as it must be. Raises ArchiveError if there is no such file."""
+    """Everything in a bundle that is not as it must be. Raises ArchiveError if the file cannot be read.
+
+    A signature is not judged.
+    """
+    with _open(path) as file:
+        return _look_at(path, file, _forget)[1]
+
+
+def manifest_and_signature(path: Path) -> tuple[bytes, bytes | None]:
+    """The bytes of a bundle's manifest, and what it was signed with, if it was. The rest is not looked at.
+
+    Raises ArchiveError if the file is no bundle, or one of both cannot be read.
+    """
+    with _open(path) as file:
+        try:
+            packed, problems = _laid_out(path, file)
+            if packed is not None and not problems:
+                return _manifest(packed), _signature(packed)
+        except PackError as error:
+            problems = [Problem(MANIFEST, str(error))]
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        raise _refused(path, "is refused", problems)
+
+
+class Bundle:
+    """The records of a bundle, all of which has been looked at, and what they rest on as long as it is open."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ArchiveError as `add_bundle` does."""
+        found: dict[str, Record] = {}
+        self._file = _open(path)
+        try:
+            self._packed = _accepted(path, self._file, "is refused", found.__setitem__)
+        except BaseException:
+            self._file.close()
+            raise
+        self.digests = tuple(sorted(found))
+        self.records = tuple(found[name] for name in self.digests)
+        """In the order of their digests, which are `digests`."""
+
+    def fetch(self, name: str) -> bytes | None:
+        """Tensor, machine or source by its digest, or None if it is not in the bundle.
+
+        Raises ArchiveError if the file has changed since it was opened.
+        """
+        return _contents(self._packed)(name)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(path: Path) -> Bundle:
+    """A bundle, opened. Raises ArchiveError, as `add_bundle` does, if anything in it is not as it must be.
+
+    All its records are kept: they take about four times their text, at worst thirty times pack.LARGEST_RECORDS.
+    """
+    return Bundle(path)
+
+
+Keep = Callable[[str, Record], None]
+
+
+def _forget(name: str, record: Record) -> None:
+    """Of a record that is only checked nothing is kept."""
+
+
+def _open(path: Path) -> BinaryIO:
     try:
-        size = path.stat().st_size
-        if size > LARGEST_FILE:
-            return [Problem(path.name, f"has {size} bytes; at most {LARGEST_FILE} are read")]
-        with zipfile.ZipFile(path) as file:
-            return list(_shape(file)) or _substance(file)
+        return path.open("rb")
     except OSError as error:
-        raise ArchiveError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
-        return [Problem(path.name, f"is not a zip file that can be read: {error}")]
+        raise _unreadable(path, error) from None
 
 
-def _shape(file: zipfile.ZipFile) -> Iterator[Problem]:
-    """What is wrong with the list of members, found without unpacking any."""
-    members = file.infolist()
-    total = sum(info.file_size for info in members)
-    if len(members) > MOST_MEMBERS:
-        yield Problem(MANIFEST, f"there are {len(members)} members; at most {MOST_MEMBERS} are read")
-    if total > LARGEST_TOTAL:
-        yield Problem(MANIFEST, f"the members say they unpack to {total} bytes; at most {LARGEST_TOTAL} are read")
-    seen: set[str] = set()
-    for info in members:
-        wrong = _wrong_with(info, seen)
-        if wrong:
-            yield Problem(repr(info.filename), wrong)
-        seen.add(info.filename)
+def _unreadable(path: Path, error: OSError) -> ArchiveError:
+    return ArchiveError(f"{path} cannot be read: {error.strerror or error}")
 
 
-def _wrong_with(info: zipfile.ZipInfo, seen: set[str]) -> str | None:
-    name = info.orig_filename
-    if name.startswith(("/", "\\")) or ":" in name or ".." in re.split(r"[/\\]", name):
-        return "its name leaves the folder"
-    if stat.S_ISLNK(info.external_attr >> 16):
-        return "it is a link"
-    if info.filename in seen:
-        return "there are two members of this name"
-    if name != MANIFEST and not _NAMES.fullmatch(name):
-        return "a bundle has no such member"
-    if info.flag_bits & _ENCRYPTED:
-        return "it is encrypted"
-    if info.compress_type not in _METHODS:
-        return f"it is packed by method {info.compress_type}; only stored and deflated are read"
-    if info.file_size > LARGEST_MEMBER:
-        return f"it says that it unpacks to {info.file_size} bytes; at most {LARGEST_MEMBER} are read"
-    return None
+def _accepted(path: Path, file: BinaryIO, otherwise: str, keep: Keep = _forget) -> Packed:
+    packed, problems = _look_at(path, file, keep)
+    if packed is None or problems:
+        raise _refused(path, otherwise, problems)
+    return packed
 
 
-def _substance(file: zipfile.ZipFile) -> list[Problem]:
-    """What is wrong with the contents, each of which is unpacked once."""
+def _refused(path: Path, what: str, problems: Sequence[Problem]) -> ArchiveError:
+    more = f" (and {len(problems) - 1} more: `python -m store check {path.name}`)" if problems[1:] else ""
+    return ArchiveError(f"{path.name} {what}: {problems[0]}{more}")
+
+
+def _look_at(path: Path, file: BinaryIO, keep: Keep) -> tuple[Packed | None, list[Problem]]:
+    """The bundle, if its file is one at all, and all that is wrong with it; `keep` gets each record that is right."""
     try:
-        manifest = _manifest(file)
-    except ArchiveError as error:
+        packed, problems = _laid_out(path, file)
+        return packed, problems if packed is None or problems else _substance(packed, keep)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _laid_out(path: Path, file: BinaryIO) -> tuple[Packed | None, list[Problem]]:
+    """What can be said without unpacking anything."""
+    try:
+        packed = Packed(file)
+    except PackError as error:
+        return None, [Problem(path.name, str(error))]
+    return packed, [Problem(_shown(name), wrong) for name, wrong in packed.wrong()]
+
+
+def _shown(name: str) -> str:
+    """A member's name, which may be anything."""
+    return name if pack.is_name(name) else repr(name[:100])
+
+
+def _substance(packed: Packed, keep: Keep) -> list[Problem]:
+    """What is wrong with the contents, each of which is unpacked once and each record parsed."""
+    try:
+        listed = _listed(packed)
+    except PackError as error:
         return [Problem(MANIFEST, str(error))]
-    names = set(file.namelist()) - {MANIFEST}
-    problems = [Problem(name, "is in the manifest but not in the file") for name in sorted(manifest.keys() - names)]
-    problems += [Problem(name, "is in the file but not in the manifest") for name in sorted(names - manifest.keys())]
+    names = packed.members.keys() - {MANIFEST, SIGNATURE}
+    problems = [Problem(_shown(name), refusal("gone")) for name in sorted(listed.keys() - names)]
+    problems += [Problem(name, refusal("unlisted")) for name in sorted(names - listed.keys())]
+    problems += list(_wrong_signature(packed))
     needed: set[str] = set()
-    for name in sorted(names & manifest.keys()):
-        wrong, members = _look_at(file, name, manifest[name])
-        problems += [Problem(name, wrong)] if wrong else []
-        needed |= members
-    problems += [Problem(name, "a record needs it, and it is missing") for name in sorted(needed - names)]
-    extra = sorted(name for name in names - needed if not name.startswith("records/"))
+    for name in sorted(names & listed.keys()):
+        try:
+            needed |= _needed_by(name, _matching(packed, name, listed[name]), keep)
+        except PackError as error:
+            problems.append(Problem(name, str(error)))
+    problems += [Problem(name, refusal("needed")) for name in sorted(needed - names)]
     # Without every record it cannot be said what is needed.
-    return problems or [Problem(name, "no record needs it") for name in extra]
+    return problems or list(_spare(names, needed))
 
 
-def _look_at(file: zipfile.ZipFile, name: str, listed: Any) -> tuple[str | None, set[str]]:
-    """What is wrong with a member, if anything, and the names of the members that it needs."""
+def _wrong_signature(packed: Packed) -> Iterator[Problem]:
+    """What it says is not looked at here, only whether it can be unpacked."""
     try:
-        content = _unpacked(file, name)
-        if {"digest": digest(content), "bytes": len(content)} != listed:
-            return f"has {len(content)} bytes with the digest {digest(content)}; the manifest says otherwise", set()
-        if digest(content) not in name:
-            return f"has the digest {digest(content)}, which is not its name", set()
-        if name.startswith("blobs/"):
-            return None, set()
-        text = content.decode("utf-8")
-        if name.startswith("documents/"):
-            return None, set()
-        record = read_record(text)
-        cell(text, record)
-        return None, {_member(one, kind) for one, kind in wanted(record).items() if kind not in OPTIONAL}
-    except UnicodeDecodeError:
-        return "is not UTF-8 text", set()
-    except ArchiveError as error:
-        return str(error), set()
+        _signature(packed)
+    except PackError as error:
+        yield Problem(SIGNATURE, str(error))
 
 
-def _unpacked(file: zipfile.ZipFile, name: str) -> bytes:
-    """The content. Raises ArchiveError if it cannot be unpacked or is longer than it says."""
-    try:
-        with file.open(name) as member:
-            content = member.read(LARGEST_MEMBER + 1)
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
-        raise ArchiveError(f"cannot be unpacked: {error}") from None
-    if len(content) > LARGEST_MEMBER:
-        raise ArchiveError(f"unpacks to more than {LARGEST_MEMBER} bytes")
+def _signature(packed: Packed) -> bytes | None:
+    return packed.content(SIGNATURE) if SIGNATURE in packed.members else None
+
+
+def _spare(names: set[str], needed: set[str]) -> Iterator[Problem]:
+    records = {name for name in names if name.startswith("records/")}
+    if not records:
+        yield Problem(MANIFEST, refusal("empty"))
+    for name in sorted(names - needed - records):
+        yield Problem(name, refusal("spare"))
+
+
+def _matching(packed: Packed, name: str, listed: Any) -> bytes:
+    """The content of a member. Raises PackError if it is not what its name and the manifest say."""
+    content = packed.content(name)
+    made = digest(content)
+    if {"digest": made, "bytes": len(content)} != listed:
+        raise PackError(refusal("content", bytes=len(content), digest=made))
+    if made not in name:
+        raise PackError(refusal("name", digest=made))
     return content
 
 
-def _manifest(file: zipfile.ZipFile) -> dict[str, Any]:
-    """Member -> what the manifest says of it. Raises ArchiveError if this is no manifest that we read."""
-    if MANIFEST not in file.namelist():
-        raise ArchiveError("there is none, so this is not a bundle")
+def _needed_by(name: str, content: bytes, keep: Keep) -> set[str]:
+    """Names of the members that a member needs. Raises PackError if it is a text and not as it must be."""
+    if name.startswith("blobs/"):
+        return set()
     try:
-        text = _unpacked(file, MANIFEST).decode("utf-8")
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise PackError(refusal("text")) from None
+    if "\0" in text:
+        raise PackError(refusal("text"))
+    if name.startswith("documents/"):
+        return set()
+    record = _record(text)
+    keep(name.removeprefix("records/").removesuffix(".json"), record)
+    return set(pack.needed(record))
+
+
+def _record(text: str) -> Record:
+    """The record of a text. Raises PackError if no archive could keep it."""
+    try:
+        record = pack.read_record(text)
+        wanted(record)
+        _fit(cell(_SOME_TEXT, record))
+    except (PackError, ArchiveError) as error:
+        raise PackError(refusal("record", why=str(error)[:_LONGEST_REASON])) from None
+    except (RecordError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        # Kinds of values are looked at where they are used, and a stranger's may be any.
+        why = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        raise PackError(refusal("record", why=why)) from None
+    return record
+
+
+def _fit(row: dict[str, Any]) -> None:
+    """Raises ArchiveError if a value is too large for its column on some database."""
+    for column in Cell.__table__.columns:
+        value, kind = row[column.name], column.type
+        bits = 63 if isinstance(kind, BigInteger) else 31
+        if isinstance(kind, Integer) and not -(2**bits) <= value < 2**bits:
+            raise ArchiveError(f"{column.name} of the record does not fit into {bits + 1} bits")
+        if isinstance(kind, String) and kind.length and len(value or "") > kind.length:
+            raise ArchiveError(f"{column.name} of the record has more than {kind.length} characters")
+
+
+def _manifest(packed: Packed) -> bytes:
+    if MANIFEST not in packed.members:
+        raise PackError(refusal("no manifest"))
+    return packed.content(MANIFEST)
+
+
+def _listed(packed: Packed) -> dict[str, Any]:
+    """Member -> what the manifest says of it. Raises PackError if this is no manifest that we read."""
+    try:
+        text = _manifest(packed).decode("utf-8")
         data = parse(text)
     except (UnicodeDecodeError, RecordError) as error:
-        raise ArchiveError(f"cannot be read: {error}") from None
+        raise PackError(refusal("manifest", why=error)) from None
     schema = data.get("schema") if isinstance(data, dict) else None
-    if isinstance(schema, bool) or not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
-        raise ArchiveError(f"has schema {schema!r}; this version reads 1 to {SCHEMA}: update the project to read it")
+    if isinstance(schema, bool) or not isinstance(schema, int) or not 1 <= schema <= pack.SCHEMA:
+        raise PackError(refusal("schema", schema=repr(schema)[:_LONGEST_REASON], newest=pack.SCHEMA))
+    if packed.sealed != (schema >= pack.FIRST_SEALED):
+        raise PackError(refusal("sealed" if packed.sealed else "unsealed", schema=schema))
     members = data.get("members")
-    if set(data) != {"schema", "members"} or not isinstance(members, dict) or canonical(data) != text:
-        raise ArchiveError("is not canonical JSON of a schema and members")
+    if set(data) != {"schema", "members"} or not isinstance(members, dict) or not _is_canonical(text):
+        raise PackError(refusal("form"))
+    if len(members) > pack.MOST_MEMBERS:
+        raise PackError(refusal("many", count=len(members), most=pack.MOST_MEMBERS))
     return members
+
+
+def _is_canonical(text: str) -> bool:
+    try:
+        return pack.is_canonical(text)
+    except RecordError:
+        return False
+
+
+def _again(packed: Packed, name: str) -> bytes:
+    """A member that has been looked at. Raises ArchiveError if the file has changed since."""
+    try:
+        content = packed.content(name)
+    except (PackError, OSError, ValueError) as error:
+        raise ArchiveError(f"{name} of the bundle cannot be read again: {error}") from None
+    if digest(content) not in name:
+        raise ArchiveError(f"{name} of the bundle has the digest {digest(content)}: the file has changed")
+    return content
+
+
+def _contents(packed: Packed) -> Callable[[str], bytes | None]:
+    def content(name: str) -> bytes | None:
+        # A digest that both a text and a tensor have is in the bundle as either.
+        found = next((one for one in (f"documents/{name}.txt", f"blobs/{name}") if one in packed.members), None)
+        return None if found is None else _again(packed, found)
+
+    return content

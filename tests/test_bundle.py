@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import stat
+import subprocess
+import sys
+import time
 import warnings
 import zipfile
 from dataclasses import replace
@@ -10,11 +16,17 @@ from pathlib import Path
 
 import pytest
 import samples
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from experiments.record import SCHEMA, canonical, digest
-from store import bundle
+from experiments import pack
+from experiments.record import SCHEMA, RecordError, canonical, digest, parse
+from store import cells
 from store.archive import Archive, ArchiveError
-from store.bundle import add_bundle, check_bundle, export
+from store.bundle import add_bundle, check_bundle, export, manifest_and_signature, read
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = sorted((ROOT / "store" / "published").glob("*.zip"))
 
 
 @pytest.fixture
@@ -43,18 +55,33 @@ def members(path):
         return {name: file.read(name) for name in file.namelist()}
 
 
-def manifest(contents, schema=1):
+def manifest(contents, schema=pack.SCHEMA):
     listed = {name: {"digest": digest(content), "bytes": len(content)} for name, content in contents.items()}
     return canonical({"schema": schema, "members": listed}).encode()
 
 
-def pack(path: Path, contents, **extra: bytes) -> Path:
+def zipped(path: Path, contents, *more, packing=zipfile.ZIP_DEFLATED, sealed=True) -> Path:
+    """A file of these members, and of `more`, each a name or ZipInfo with its content, with a seal that fits."""
+    with zipfile.ZipFile(path, "w", packing) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, content in [*contents.items(), *more]:
+            file.writestr(name, content)
+        file.comment = bytes(64) if sealed else b""
+    return seal(path) if sealed else path
+
+
+def seal(path: Path) -> Path:
+    """Whoever changes a bundle can seal it again."""
+    with path.open("r+b") as file:
+        pack.seal(file)
+    return path
+
+
+def crafted(path: Path, contents, *, sealed=True, **extra: bytes) -> Path:
     """A bundle of any members, with a manifest that fits unless one is given."""
     contents = {name: content for name, content in contents.items() if name != "manifest.json"}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in {"manifest.json": manifest(contents), **contents, **extra}.items():
-            file.writestr(name, content)
-    return path
+    made = manifest(contents, pack.SCHEMA if sealed else 1)
+    return zipped(path, {"manifest.json": made, **contents, **extra}, sealed=sealed)
 
 
 def refused(other, path, says):
@@ -108,139 +135,238 @@ def test_what_cannot_be_exported_is_a_sentence(archive, sent, tmp_path):
 
 
 def test_every_flipped_byte_of_the_contents_is_noticed(sent, tmp_path):
-    """A zip has a checksum of its own; where that is made to fit, the digest still does not."""
-    for name, content in members(sent).items():
+    """A seal and a zip's checksums can be made to fit; the digests still do not."""
+    whole = members(sent)
+    for name, content in whole.items():
         if name != "manifest.json":
-            changed = {**members(sent), name: content[:-1] + bytes([content[-1] ^ 1])}
-            kept = members(sent)["manifest.json"]
-            path = tmp_path / "changed.zip"
-            with zipfile.ZipFile(path, "w") as file:
-                for member, part in {**changed, "manifest.json": kept}.items():
-                    file.writestr(member, part)
+            changed = {**whole, name: content[:-1] + bytes([content[-1] ^ 1])}
+            path = zipped(tmp_path / "changed.zip", changed)
             assert name in {problem.digest for problem in check_bundle(path)}
             # With a manifest that fits as well, the name does not.
-            assert name in {problem.digest for problem in check_bundle(pack(path, changed))}
+            assert name in {problem.digest for problem in check_bundle(crafted(path, changed))}
 
 
-def test_a_cut_or_damaged_file_is_refused(other, sent):
+def test_a_cut_file_is_refused(other, sent):
     whole = sent.read_bytes()
     for cut in (0, 10, len(whole) // 2, len(whole) - 1):
         sent.write_bytes(whole[:cut])
-        refused(other, sent, "is not a zip file that can be read")
-    middle = bytearray(whole)
-    middle[200] ^= 0xFF
-    sent.write_bytes(bytes(middle))
-    assert check_bundle(sent) != []
+        refused(other, sent, "is no bundle, or was cut")
+
+
+def test_the_seal_is_what_the_document_says(sent):
+    """So that other programs can make one."""
+    whole = sent.read_bytes()
+    assert whole[-64:].decode() == hashlib.sha256(whole[:-64]).hexdigest()
+    with zipfile.ZipFile(sent) as file:
+        assert (file.comment, file.testzip()) == (whole[-64:], None)
+
+
+def test_a_seal_is_there_exactly_where_the_schema_asks_for_it(other, sent, tmp_path):
+    whole = members(sent)
+    refused(other, zipped(sent, whole, sealed=False), "has schema 2 and no seal")
+    refused(other, zipped(sent, {**whole, "manifest.json": manifest({}, 1)}), "has schema 1 and a seal")
+    assert check_bundle(crafted(tmp_path / "first.zip", whole, sealed=False)) == []
+
+
+def test_bundles_of_the_first_schema_are_read(other, sent):
+    whole = members(sent)
+    with read(crafted(sent, whole, sealed=False)) as bundle:
+        assert len(bundle.records) == 2
+    assert len(add_bundle(other, sent)) == 2
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.name)
+def test_the_published_bundle_is_whole(path):
+    started = time.process_time()
+    with read(path) as bundle:
+        needed = {
+            name for record in bundle.records for name, kind in record.blobs().items() if kind not in cells.OPTIONAL
+        }
+        assert all(digest(bundle.fetch(name)) == name for name in needed)
+    # About a second for five hundred records.
+    assert time.process_time() - started < 60
 
 
 @pytest.mark.parametrize("kind", ["documents", "blobs"])
 def test_a_missing_member_is_refused(other, sent, kind):
     lacking = {name: content for name, content in members(sent).items() if not name.startswith(kind)}
-    refused(other, pack(sent, lacking), "a record needs it, and it is missing")
+    refused(other, crafted(sent, lacking), "a record needs it, and it is missing")
 
 
 def test_a_member_that_only_the_manifest_knows_is_refused(other, sent):
     whole = members(sent)
     gone = next(name for name in whole if name.startswith("blobs"))
-    with zipfile.ZipFile(sent, "w") as file:
-        for name in whole.keys() - {gone}:
-            file.writestr(name, whole[name])
-    refused(other, sent, f"{gone}: is in the manifest but not in the file")
+    del whole[gone]
+    refused(other, zipped(sent, whole), f"{gone}: is in the manifest but not in the file")
 
 
 def test_a_member_that_the_manifest_does_not_know_is_refused(other, sent):
     extra = f"blobs/{digest(b'more')}"
-    refused(other, pack(sent, members(sent), **{extra: b"more"}), f"{extra}: is in the file but not in the manifest")
+    refused(other, crafted(sent, members(sent), **{extra: b"more"}), f"{extra}: is in the file but not in the manifest")
 
 
 def test_a_member_that_no_record_needs_is_refused(other, sent):
     """Otherwise anything at all could travel in a published bundle."""
     extra = f"blobs/{digest(b'more')}"
-    refused(other, pack(sent, {**members(sent), extra: b"more"}), "no record needs it")
+    refused(other, crafted(sent, {**members(sent), extra: b"more"}), "no record needs it")
 
 
 @pytest.mark.parametrize("name", ["../up", "records/../../up", "/etc/up", "C:/up", "..\\up", "\\up"])
 def test_a_name_that_leaves_the_folder_is_refused(other, sent, name):
-    refused(other, pack(sent, {**members(sent), name: b"x"}), "its name leaves the folder")
+    refused(other, crafted(sent, {**members(sent), name: b"x"}), "its name leaves the folder")
 
 
-@pytest.mark.parametrize("name", ["README", "records/abc.json", "blobs/", f"blobs/{'A' * 64}", f"blobs/{'a' * 64}\n"])
+@pytest.mark.parametrize(
+    "name", ["README", "records/abc.json", "blobs/", f"blobs/{'A' * 64}", f"blobs/{'a' * 64}\n", "MANIFEST.json"]
+)
 def test_a_name_that_a_bundle_has_not_is_refused(other, sent, name):
-    refused(other, pack(sent, {**members(sent), name: b"x"}), "a bundle has no such member")
+    refused(other, crafted(sent, {**members(sent), name: b"x"}), "a bundle has no such member")
 
 
-def test_a_link_is_refused(other, sent):
+def test_names_that_some_systems_take_for_one_are_no_names(other, sent):
+    """Only small letters of ASCII are: nothing is left for case or Unicode to fold."""
+    whole = members(sent)
+    name = next(name for name in whole if name.startswith("blobs"))
+    for alike in (name.upper(), name.replace("b", "B", 1), "\uff42" + name[1:], name.replace("/", "\\")):
+        refused(other, zipped(sent, whole, (alike, whole[name])), "a bundle has no such member")
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [(stat.S_IFLNK | 0o777, "it is a link"), (stat.S_IFIFO, "it is no regular file"), (stat.S_IFDIR, "no regular")],
+)
+def test_a_link_is_refused(other, sent, mode, says):
     whole = members(sent)
     info = zipfile.ZipInfo(next(name for name in whole if name.startswith("blobs")))
-    info.external_attr = (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(sent, "w") as file:
-        for name in whole.keys() - {info.filename}:
-            file.writestr(name, whole[name])
-        file.writestr(info, whole[info.filename])
-    refused(other, sent, "it is a link")
+    info.external_attr = mode << 16
+    content = whole.pop(info.filename)
+    refused(other, zipped(sent, whole, (info, content)), says)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "records"])
 def test_a_name_that_is_there_twice_is_refused(other, sent, name):
     whole = members(sent)
     twice = next(member for member in whole if member.startswith(name))
-    with zipfile.ZipFile(sent, "a") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        file.writestr(twice, whole[twice])
-    refused(other, sent, "there are two members of this name")
+    refused(other, zipped(sent, whole, (twice, whole[twice])), "there are two members of this name")
 
 
 def test_an_unusual_packing_is_refused(other, sent):
-    whole = members(sent)
-    with zipfile.ZipFile(sent, "w", zipfile.ZIP_BZIP2) as file:
-        for name, content in whole.items():
-            file.writestr(name, content)
-    refused(other, sent, "it is packed by method 12")
+    refused(other, zipped(sent, members(sent), packing=zipfile.ZIP_BZIP2), "it is packed by method 12")
+
+
+def last_entry(content: bytearray) -> int:
+    return content.rindex(b"PK\x01\x02")
 
 
 def test_an_encrypted_member_is_refused(other, sent):
     content = bytearray(sent.read_bytes())
-    content[content.rindex(b"PK\x01\x02") + 8] |= 1
-    sent.write_bytes(bytes(content))
-    refused(other, sent, "it is encrypted")
+    content[last_entry(content) + 8] |= 1
+    sent.write_bytes(content)
+    refused(other, seal(sent), "it is encrypted")
+
+
+@pytest.mark.parametrize(
+    ("offset", "says"),
+    [
+        (16, "its header before the content is not the one in the list"),
+        (36, "its header has additions"),
+        (42, "there are bytes that belong to no member"),
+    ],
+)
+def test_a_list_that_says_something_else_than_the_members_is_refused(other, sent, offset, says):
+    content = bytearray(sent.read_bytes())
+    content[last_entry(content) + offset] ^= 1
+    sent.write_bytes(content)
+    refused(other, seal(sent), says)
+
+
+def test_a_member_that_calls_itself_otherwise_than_the_list_is_refused(other, sent):
+    """Unpackers differ in which of the two they believe."""
+    whole = sent.read_bytes()
+    name = next(name for name in members(sent) if name.startswith("blobs")).encode()
+    sent.write_bytes(whole.replace(name, b"blobs/" + b"0" * 64, 1))
+    refused(other, seal(sent), "its header before the content is not the one in the list")
+
+
+@pytest.mark.parametrize("place", [0, 200])
+def test_bytes_that_belong_to_no_member_are_refused(other, sent, place):
+    whole = bytearray(sent.read_bytes())
+    entries = last_entry(whole)
+    place = place and whole.index(b"PK\x03\x04", place)
+    whole[place:place] = b"hidden"
+    start = len(whole) - 64 - 22 + 16
+    whole[start : start + 4] = (int.from_bytes(whole[start : start + 4], "little") + 6).to_bytes(4, "little")
+    sent.write_bytes(whole)
+    assert entries
+    refused(other, seal(sent), "there are bytes that belong to no member")
+
+
+def test_a_zip_of_the_64_bit_kind_is_refused(other, sent):
+    whole = bytearray(sent.read_bytes())
+    whole[-64 - 12 : -64 - 10] = whole[-64 - 14 : -64 - 12] = b"\xff\xff"
+    sent.write_bytes(whole)
+    refused(other, seal(sent), "64-bit kind")
+
+
+def test_a_comment_that_is_no_seal_is_refused(other, sent):
+    whole = members(sent)
+    with zipfile.ZipFile(zipped(sent, whole), "a") as file:
+        file.comment = b"hello"
+    refused(other, sent, "it does not end as a zip does")
 
 
 @pytest.mark.parametrize(
     ("bound", "says"),
     [
         ("LARGEST_FILE", "bytes; at most 5 are read"),
-        ("LARGEST_MEMBER", "it says that it unpacks to"),
-        ("LARGEST_TOTAL", "the members say they unpack to"),
+        ("LARGEST_MEMBER", "it says that it unpacks from 64 to 64 bytes; at most 5"),
+        ("LARGEST_TEXT", "it says that it unpacks from"),
+        ("LARGEST_RECORDS", "the records say that they unpack to"),
+        ("LARGEST_TOTAL", "the members say that they unpack to"),
         ("MOST_MEMBERS", "there are 7 members; at most 5 are read"),
     ],
 )
 def test_a_bundle_beyond_bounds_is_refused(other, sent, monkeypatch, bound, says):
-    monkeypatch.setattr(bundle, bound, 5)
+    monkeypatch.setattr(pack, bound, 5)
     refused(other, sent, says)
 
 
-def test_a_member_that_is_longer_than_it_says_is_refused(other, sent):
+def test_what_could_not_be_read_is_not_written(archive, tmp_path, monkeypatch):
+    name = archive.add_text(samples.record(seed=1).text(), samples.contents(1).get)
+    for bound in ("LARGEST_TEXT", "LARGEST_MEMBER", "LARGEST_RECORDS", "LARGEST_TOTAL", "MOST_MEMBERS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(pack, bound, 3)
+            with pytest.raises(ArchiveError, match="more than can be read"):
+                export(archive, [name], tmp_path / "one.zip")
+    assert [path for path in tmp_path.iterdir() if "one.zip" in path.name] == []
+
+
+@pytest.mark.parametrize(("says", "why"), [(10, "has more than the 10 bytes"), (1 << 22, "has not the 4194304 bytes")])
+def test_a_member_that_is_longer_or_shorter_than_it_says_is_refused(other, sent, says, why):
     """A small size in the list, a large one when unpacked."""
     zeros = f"blobs/{digest(bytes(1 << 20))}"
-    pack(sent, {**members(sent), zeros: bytes(1 << 20)})
+    crafted(sent, {**members(sent), zeros: bytes(1 << 20)})
     content = bytearray(sent.read_bytes())
-    place = content.index(b"PK\x01\x02", content.rindex(b"PK\x03\x04"))
-    while zeros.encode() != bytes(content[place + 46 : place + 46 + len(zeros)]):
-        place = content.index(b"PK\x01\x02", place + 4)
-    content[place + 24 : place + 28] = (10).to_bytes(4, "little")
-    sent.write_bytes(bytes(content))
-    refused(other, sent, "cannot be unpacked: Bad CRC-32")
+    for mark, size, name in ((b"PK\x03\x04", 22, 30), (b"PK\x01\x02", 24, 46)):
+        place = content.index(zeros.encode()) if size == 22 else content.rindex(zeros.encode())
+        assert content[place - name : place - name + 4] == mark
+        content[place - name + size : place - name + size + 4] = says.to_bytes(4, "little")
+    sent.write_bytes(content)
+    refused(other, seal(sent), f"cannot be unpacked: it {why}")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b'{"members":{},"schema":2}', "has schema 2; this version reads 1 to 1"),
+        (b'{"members":{},"schema":3}', "has schema 3; this version reads 1 to 2"),
+        (b'{"members":{},"schema":2}', "there is no record in it"),
         (b'{"members":{},"schema":true}', "has schema True"),
-        (b'{"members":{},"schema":1,"schema":1}', "same key twice"),
-        (b'{"members":{}, "schema":1}', "is not canonical JSON"),
-        (b'{"members":[],"schema":1}', "is not canonical JSON"),
-        (b'{"more":1,"members":{},"schema":1}', "is not canonical JSON"),
+        (b'{"members":{},"schema":2,"schema":2}', "same key twice"),
+        (b'{"members":{}, "schema":2}', "is not canonical JSON"),
+        (b'{"members":[],"schema":2}', "is not canonical JSON"),
+        (b'{"more":1,"members":{},"schema":2}', "is not canonical JSON"),
+        (b'{"members":' + b"[" * 99 + b"]" * 99 + b',"schema":2}', "is not canonical JSON"),
+        (b'{"members":{},"schema":' + b"9" * 5000 + b"}", "cannot be read: not JSON: Exceeds the limit"),
         (b"[]", "has schema None"),
         (b"{", "cannot be read"),
         (b"[" * 100_000, "cannot be read"),
@@ -248,13 +374,11 @@ def test_a_member_that_is_longer_than_it_says_is_refused(other, sent):
     ],
 )
 def test_a_manifest_that_is_none_is_refused(other, sent, text, says):
-    refused(other, pack(sent, {}, **{"manifest.json": text}), says)
+    refused(other, crafted(sent, {}, **{"manifest.json": text}), says)
 
 
 def test_a_zip_without_a_manifest_is_no_bundle(other, tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.zip", "w"):
-        pass
-    refused(other, tmp_path / "x.zip", "there is none, so this is not a bundle")
+    refused(other, zipped(tmp_path / "x.zip", {}), "there is none, so this is not a bundle")
 
 
 @pytest.mark.parametrize(
@@ -263,6 +387,13 @@ def test_a_zip_without_a_manifest_is_no_bundle(other, tmp_path):
         (lambda text: text.replace(f'"schema":{SCHEMA}', f'"schema":{SCHEMA + 1}'), f"reads 1 to {SCHEMA}"),
         (lambda text: text.replace("finished", "died"), "evidence digest"),
         (lambda text: text + " ", "not canonical"),
+        (lambda text: text.replace(f'"schema":{SCHEMA}', '"schema":' + "9" * 5000), "Exceeds the limit"),
+        (lambda text: text.replace('"seed":1729', '"seed":"' + "9" * 99 + '"'), "seed of the record does not fit"),
+        (lambda text: text.replace('"seed":1729', '"seed":[]'), "which is no int"),
+        (lambda text: text.replace('"parameters":{}', '"parameters":1'), "TypeError"),
+        (lambda text: text.replace('"parameters":{}', '"parameters":' + "[" * 99 + "]" * 99), "nested deeper"),
+        (lambda text: text.replace('"parameters":{}', '"parameters":' + "[" * 9999 + "]" * 9999), "nested too deep"),
+        (lambda text: text.replace("2026-01-02", "2026-01-02" * 9), "started_at of the record has more than 40"),
         (lambda text: text.replace('"seed":1729', '"seed":1729,"seed":1729'), "same key twice"),
     ],
 )
@@ -271,18 +402,18 @@ def test_a_record_that_is_none_is_refused_with_all_others(other, sent, change, s
     whole = members(sent)
     name = next(member for member in whole if member.startswith("records"))
     text = change(whole.pop(name).decode())
-    refused(other, pack(sent, {**whole, f"records/{digest(text)}.json": text.encode()}), says)
+    refused(other, crafted(sent, {**whole, f"records/{digest(text)}.json": text.encode()}), says)
 
 
-def test_a_document_that_is_not_text_is_refused(other, sent):
-    content = b"\xff\xfe"
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
+def test_a_document_that_is_not_text_is_refused(other, sent, content):
     record = samples.record(seed=1)
     seen = replace(record.observation, machine=digest(content))
     text = replace(record, observation=seen).text()
     whole = members(sent)
     whole[f"records/{digest(text)}.json"] = text.encode()
     whole[f"documents/{digest(content)}.txt"] = content
-    refused(other, pack(sent, whole), "is not UTF-8 text")
+    refused(other, crafted(sent, whole), "is not UTF-8 text, or has a NUL")
 
 
 def test_a_file_that_is_not_there_is_a_sentence(other, tmp_path):
@@ -290,3 +421,164 @@ def test_a_file_that_is_not_there_is_a_sentence(other, tmp_path):
         add_bundle(other, tmp_path / "none.zip")
     with pytest.raises(ArchiveError, match="cannot be read: Is a directory"):
         check_bundle(tmp_path)
+
+
+def test_a_bundle_is_read_with_all_that_its_records_rest_on(archive, sent):
+    with read(sent) as bundle:
+        assert list(bundle.digests) == sorted(one.digest for one in archive.cells())
+        assert [digest(record.text()) for record in bundle.records] == list(bundle.digests)
+        assert bundle.fetch(digest(samples.tensor(1))) == samples.tensor(1)
+        assert bundle.fetch(digest(samples.SCENARIO)) == samples.SCENARIO
+        assert [bundle.fetch(name) for name in ("", "../up", digest("other"), digest(samples.STDOUT))] == [None] * 4
+
+
+def test_a_bundle_that_is_refused_is_not_read_either(other, sent):
+    whole = {name: content for name, content in members(sent).items() if not name.startswith("blobs")}
+    with pytest.raises(
+        ArchiveError, match=r"sent\.zip is refused: .*a record needs it, and it is missing \(and 1 more"
+    ):
+        read(crafted(sent, whole))
+
+
+def test_what_changes_while_a_bundle_is_open_is_not_handed_out(tmp_path):
+    bench = samples.Bench()
+    large = bench.tensor("output", "out", range(1 << 16))
+    text = bench.record(samples.spec(), large).text()
+    pack.write(tmp_path / "sent.zip", pack.members([text], bench.blobs.get))
+    with read(tmp_path / "sent.zip") as bundle:
+        content = bundle.fetch(large.digest)
+        whole = (tmp_path / "sent.zip").read_bytes()
+        (tmp_path / "sent.zip").write_bytes(whole.replace(content, bytes(len(content))))
+        bundle.fetch(digest(samples.SCENARIO))
+        with pytest.raises(ArchiveError, match="cannot be read again: has another checksum"):
+            bundle.fetch(large.digest)
+    with pytest.raises(ArchiveError, match="cannot be read again"):
+        bundle.fetch(large.digest)
+
+
+def test_a_signature_travels_beside_the_manifest_and_is_not_judged(archive, other, sent):
+    asked = []
+    export(archive, [one.digest for one in archive.cells()], sent, sign=lambda content: asked.append(content) or b"me")
+    assert manifest_and_signature(sent) == (members(sent)["manifest.json"], b"me") == (asked[0], b"me")
+    assert "signature.json" not in parse(asked[0].decode())["members"]
+    assert check_bundle(sent) == []
+    assert len(add_bundle(other, sent)) == 2
+
+
+def test_a_signature_that_cannot_be_unpacked_is_refused(other, sent):
+    content = bytearray(crafted(sent, members(sent), **{"signature.json": b"signature" * 9}).read_bytes())
+    place = content.index(b"signature.json") + len("signature.json")
+    content[place : place + 4] = b"\xff" * 4
+    sent.write_bytes(content)
+    refused(other, seal(sent), "signature.json: cannot be unpacked: it is not deflated")
+
+
+def test_a_disk_that_fails_is_a_sentence(sent, monkeypatch):
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(pack.Packed, "content", broken)
+    for look in (check_bundle, manifest_and_signature, read):
+        with pytest.raises(ArchiveError, match="cannot be read: Input/output error"):
+            look(sent)
+
+
+def test_a_bundle_that_nobody_signed_has_a_manifest_only(sent):
+    assert manifest_and_signature(sent) == (members(sent)["manifest.json"], None)
+
+
+def test_of_a_bundle_that_is_none_no_manifest_is_given(sent, tmp_path):
+    zipped(tmp_path / "none.zip", {"README": b""})
+    with pytest.raises(ArchiveError, match="is refused: 'README': a bundle has no such member"):
+        manifest_and_signature(tmp_path / "none.zip")
+    with pytest.raises(ArchiveError, match="there is none, so this is not a bundle"):
+        manifest_and_signature(zipped(tmp_path / "none.zip", {}))
+    large = crafted(sent, members(sent), **{"signature.json": bytes((1 << 20) + 1)})
+    with pytest.raises(ArchiveError, match="at most 1048576 are read"):
+        manifest_and_signature(large)
+    sent.write_bytes(b"")
+    with pytest.raises(ArchiveError, match="is no bundle, or was cut"):
+        manifest_and_signature(sent)
+
+
+def test_members_are_what_records_rest_on():
+    text = samples.record(seed=1).text()
+    contents = samples.contents(1)
+    assert sorted(pack.members([text, text], contents.get).values()) == sorted(
+        [text.encode(), samples.SCENARIO, samples.machine(), samples.tensor(1)]
+    )
+    for kind, content in (("tensor", samples.tensor(1)), ("source", samples.SCENARIO), ("machine", samples.machine())):
+        name = digest(content)
+        with pytest.raises(pack.PackError, match=f"{kind} {name} is missing"):
+            pack.members([text], {**contents, name: None}.get)
+        with pytest.raises(pack.PackError, match=f"{kind} {name} has the digest"):
+            pack.members([text], {**contents, name: b"else"}.get)
+    for wrong in ("[]", text + " ", "{"):
+        with pytest.raises(pack.PackError):
+            pack.members([wrong], contents.get)
+
+
+def test_kinds_of_contents_are_those_of_the_archive():
+    assert (pack.DOCUMENTS, pack.LEFT_BEHIND) == (cells.DOCUMENTS, cells.OPTIONAL)
+
+
+def test_a_program_with_nothing_but_the_standard_library_writes_a_bundle(other, tmp_path):
+    """In an interpreter that finds no other package."""
+    (tmp_path / "record.json").write_bytes(samples.record(seed=1).text().encode())
+    for name, content in samples.contents(1).items():
+        (tmp_path / name).write_bytes(content)
+    program = (
+        "import pathlib\nfrom experiments import pack\nhere = pathlib.Path.cwd()\n"
+        "text = (here / 'record.json').read_bytes().decode()\n"
+        "pack.write(here / 'made.zip', pack.members([text], lambda name: (here / name).read_bytes()))\n"
+    )
+    command = [sys.executable, "-S", "-B", "-c", program]
+    subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=True)
+    assert len(add_bundle(other, tmp_path / "made.zip")) == 1
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(), inside, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(json_values)
+@example({"\ue000": 1, "\U00010000": 2})
+@example([1e-7, 1e16, 1e21, 5e-324, 2**53, -(2**53), 10**30, -0.0, 1.0])
+@example(float("inf"))
+def test_a_text_is_called_canonical_exactly_if_it_is(value):
+    """However it was written: as we do, or by json in one of its ways."""
+    texts = [canonical(value), json_text(value), json_text(value, ensure_ascii=True), json_text(value, indent=1)]
+    for text in texts:
+        try:
+            right = canonical(parse(text)) == text
+        except RecordError:
+            right = False
+        assert answered(text) == right, text
+
+
+def json_text(value, *, ensure_ascii=False, indent=None):
+    separators = (",", ":") if indent is None else None
+    options = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
+    return json.dumps(value, sort_keys=True, **options).encode("utf-8", "replace").decode()
+
+
+def answered(text):
+    try:
+        return pack.is_canonical(text)
+    except RecordError:
+        return False
+
+
+@pytest.mark.parametrize("depth", [1, 31, 32, 33, 63, 64, 65, 66, 500])
+def test_a_text_that_is_too_deep_is_not_canonical(depth):
+    text = "[" * depth + "]" * depth
+    assert answered(text) == (depth <= 65)
+
+
+def test_every_reason_for_a_refusal_is_in_the_document():
+    table = (ROOT / "store" / "README.md").read_text().partition("| sentence |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(.*)` \|", table, re.MULTILINE) == list(pack.REFUSALS.values())
