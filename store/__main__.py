@@ -1,4 +1,4 @@
-"""The archive from the command line: list, show, check, add, note, export, grant, publish.
+"""The archive from the command line: list, show, check, add, note, export, key, grant, publish.
 
 Results go to stdout, everything else to stderr. Exit status: 0 as expected, 1 something does not match or
 could not be published, 2 the command could not run.
@@ -15,10 +15,13 @@ from typing import Callable, Sequence
 
 from store import shown
 from store.archive import Archive
-from store.bundle import add_bundle, check_bundle, export
+from store.bundle import add_bundle, check_bundle, export, manifest_and_signature
 from store.cells import read_record, wanted
+from store.checks import Problem
+from store.crate import export_crate
 from store.errors import ArchiveError
 from store.roles import OWNER, grant
+from store.signature import Signature, broken, judged, make_key, private_key, sign, trusted
 
 ARCHIVE = "sqlite:///outputs/archive.db"
 
@@ -56,6 +59,13 @@ def _parser(*, publishing: bool) -> argparse.ArgumentParser:
 
     _listing(add)
     _adding(add)
+    made = add(
+        "key",
+        _key,
+        "Make a pair of keys to sign bundles with",
+        "  python -m store key lab    # lab.key signs and stays here, lab.pub is for everybody who checks",
+    )
+    made.add_argument("name", type=Path, metavar="NAME", help="writes NAME.key and NAME.pub")
     made = add(
         "grant",
         _grant,
@@ -96,9 +106,12 @@ def _listing(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) -
         "check",
         _check,
         "Recompute every digest of the archive, or of a bundle, and name what does not match",
-        "  python -m store check\n  python -m store check store/published/somewhere.zip",
+        "  python -m store check\n  python -m store check store/published/somewhere.zip --trust lab.pub",
     )
     made.add_argument("what", nargs="?", metavar="FILE", help="a bundle (.zip), or the file of another archive")
+    made.add_argument(
+        "--trust", nargs="+", type=Path, default=[], metavar="KEYS", help="public keys, or folders of them: who signed?"
+    )
 
 
 def _adding(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) -> None:
@@ -123,11 +136,15 @@ def _adding(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) ->
         "export",
         _export,
         "Write records and what they rest on as a bundle",
-        "  python -m store export 3f9a0c 77b1d2 two.zip\n  python -m store export --sweep ID sweep.zip",
+        "  python -m store export 3f9a0c 77b1d2 two.zip\n  python -m store export --sweep ID --sign lab.key sweep.zip\n"
+        "  python -m store export --ro-crate --sweep ID folder",
     )
     made.add_argument("digests", nargs="*", metavar="DIGEST", help="records, by digest or its beginning")
-    made.add_argument("file", type=Path, metavar="FILE.zip")
+    made.add_argument("file", type=Path, metavar="FILE.zip", help="with --ro-crate a folder, too")
     made.add_argument("--sweep", metavar="ID", help="all records of this sweep")
+    how = made.add_mutually_exclusive_group()
+    how.add_argument("--sign", type=Path, metavar="KEY", help="sign the bundle with this private key")
+    how.add_argument("--ro-crate", action="store_true", help="write a Process Run Crate instead, for archives of data")
 
 
 def _opened(asked: argparse.Namespace, *, create: bool = False) -> Archive:
@@ -163,8 +180,12 @@ def _show(asked: argparse.Namespace) -> int:
 
 def _check(asked: argparse.Namespace) -> int:
     what = asked.what
+    signature: Signature | None = None
     if what is not None and what.endswith(".zip"):
-        problems, looked_at = check_bundle(Path(what)), what
+        looked_at = what
+        problems, signature = _bundle_checked(Path(what), asked.trust)
+    elif asked.trust:
+        raise ArchiveError("--trust asks who signed a bundle: name its FILE.zip before it")
     else:
         if what is not None:
             asked.archive = what if "://" in what else f"sqlite:///{what}"
@@ -173,12 +194,26 @@ def _check(asked: argparse.Namespace) -> int:
             looked_at = f"{archive.name}: {counts}"
     if asked.json:
         found = [{"digest": problem.digest, "what": problem.what} for problem in problems]
-        print(shown.as_json({"problems": found, "looked_at": looked_at}), end="")
+        signed = None if signature is None else vars(signature)
+        print(shown.as_json({"problems": found, "looked_at": looked_at, "signature": signed}), end="")
         return 1 if problems else 0
-    for problem in problems:
-        print(shown.escaped(str(problem)))
+    for told in (*problems, *([signature] if signature else [])):
+        print(shown.escaped(str(told)))
     print(f"{looked_at}: {len(problems) or 'no'} problems", file=sys.stderr if problems else sys.stdout)
     return 1 if problems else 0
+
+
+def _bundle_checked(path: Path, keys: Sequence[Path]) -> tuple[list[Problem], Signature | None]:
+    """What is wrong with a bundle; if nothing is, who signed it."""
+    names = trusted(keys)
+    problems = check_bundle(path)
+    if problems:
+        # Whoever signed has not signed this.
+        return problems, None
+    try:
+        return [], judged(*manifest_and_signature(path), names)
+    except ArchiveError as error:
+        return [broken(error)], None
 
 
 def _add(asked: argparse.Namespace) -> int:
@@ -187,8 +222,7 @@ def _add(asked: argparse.Namespace) -> int:
     with _opened(asked, create=True) as archive:
         for path in _expanded(asked.paths):
             try:
-                bundle = path.suffix == ".zip"
-                added += add_bundle(archive, path, asked.sweep) if bundle else [archive.add(path, asked.sweep)]
+                added += _added(archive, path, asked.sweep)
             except ArchiveError as error:
                 # The others are evidence too, so they are added all the same.
                 print(f"store: {shown.escaped(str(error))}", file=sys.stderr)
@@ -196,6 +230,18 @@ def _add(asked: argparse.Namespace) -> int:
     print(shown.as_json(added) if asked.json else "".join(f"{name}\n" for name in added), end="")
     print(f"{len(added)} records are in the archive, {refused} of what was given was refused", file=sys.stderr)
     return 2 if refused else 0
+
+
+def _added(archive: Archive, path: Path, sweep: str | None) -> list[str]:
+    if path.suffix != ".zip":
+        return [archive.add(path, sweep)]
+    try:
+        judged(*manifest_and_signature(path), {})
+    except ArchiveError as error:
+        # What else is wrong is told rather than what that does to the signature.
+        problem = next(iter(check_bundle(path)), broken(error))
+        raise ArchiveError(f"{path.name} is refused and nothing was added: {problem}") from None
+    return add_bundle(archive, path, sweep)
 
 
 def _expanded(paths: Sequence[Path]) -> list[Path]:
@@ -222,14 +268,30 @@ def _note(asked: argparse.Namespace) -> int:
 def _export(asked: argparse.Namespace) -> int:
     if bool(asked.digests) == bool(asked.sweep):
         raise ArchiveError("name either records or a sweep to export, then the FILE.zip to write")
+    key = _signer(asked.sign) if asked.sign else None
     with _opened(asked) as archive:
         if asked.sweep:
             digests = [one.digest for one in archive.cells(sweep=asked.sweep)]
         else:
             digests = [archive.record_text(name)[0] for name in asked.digests]
-        export(archive, digests, asked.file)
+        if asked.ro_crate:
+            export_crate(archive, digests, asked.file)
+        else:
+            export(archive, digests, asked.file, key)
     made = shown.as_json({"file": str(asked.file), "records": digests}) if asked.json else f"{asked.file}\n"
     print(made, end="")
+    return 0
+
+
+def _signer(path: Path) -> Callable[[bytes], bytes]:
+    key = private_key(path, getpass.getpass if sys.stdin.isatty() else None)
+    return lambda manifest: sign(manifest, key)
+
+
+def _key(asked: argparse.Namespace) -> int:
+    private, public, key = make_key(asked.name)
+    made = {"private": str(private), "public": str(public), "key": key}
+    print(shown.as_json(made) if asked.json else f"{private} {public} (key {key})\n", end="")
     return 0
 
 
