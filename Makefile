@@ -14,6 +14,8 @@ DRY_RUN ?=
 WORKERS ?=
 PORT ?= 5000
 ROUNDS ?= 3
+ENVIRONMENT ?=
+PROVE ?=
 ARGS ?=
 
 # Make's variables as Hydra overrides; an empty one says nothing.
@@ -21,8 +23,15 @@ OVERRIDES := $(if $(SCENARIO),'scenarios=[$(SCENARIO)]') $(if $(DEVICE),device=$
 	$(if $(SUITE),suite=$(SUITE)) $(if $(WORKERS),workers=$(WORKERS)) \
 	$(if $(filter-out 0 false no,$(DRY_RUN)),dry_run=true) $(ARGS)
 
+# For `replay`, PYTHON is the other interpreter, and not what the environment is made with.
+REPLAYING := $(filter replay,$(MAKECMDGOALS))
+GIVEN := $(if $(filter command,$(origin PYTHON)),$(PYTHON))
+SETUP := $(if $(REPLAYING),python3,$(PYTHON))
+ELSEWHERE := $(if $(ENVIRONMENT),environment=$(ENVIRONMENT)) $(if $(PROVE),prove=$(PROVE)) \
+	$(if $(GIVEN),$(if $(ENVIRONMENT),,environment=interpreter) environment.python=$(GIVEN))
+
 .DEFAULT_GOAL := help
-.PHONY: help run-all report claims publish snippet catalogue ui check test test-all bench clean
+.PHONY: help run-all capsule replay report claims publish snippet catalogue ui check test test-all bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +41,13 @@ help: ## Print this help
 ##@ Run
 run-all: $(STAMP) ## Run every scenario on every device here, archive, publish to MLflow, report
 	@$(BIN)/python -m experiments $(OVERRIDES)
+
+capsule: $(STAMP) ## Write capsule.pyz: scenarios and their evidence, to run anywhere with torch
+	@$(BIN)/python -m experiments capsule=capsule.pyz $(OVERRIDES)
+
+replay: $(STAMP) ## Sweep again elsewhere and compare: ENVIRONMENT=avx2, PYTHON=/path/to/python, or PROVE=MACHINE
+	@test -n '$(strip $(ELSEWHERE))' || { echo "make: say where to replay: ENVIRONMENT=$$(ls conf/environment | sed s/.yaml// | paste -sd '|'), PYTHON=/path/to/python, or PROVE=MACHINE of the report (all: every one)" >&2; exit 1; }
+	@$(BIN)/python -m experiments $(ELSEWHERE) $(OVERRIDES)
 
 catalogue: $(STAMP) ## List scenarios and cases
 	@$(BIN)/python -m experiments.catalogue $(if $(SCENARIO),'$(SCENARIO)')
@@ -72,11 +88,11 @@ clean: ## Remove the environment and caches; outputs/ stays
 
 # The environment is made once, and again when what it is made from changes.
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) > /dev/null || { echo "make: no $(PYTHON) here; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old, the lab needs 3.11 or newer; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@command -v $(SETUP) > /dev/null || { echo "make: no $(SETUP) here; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(SETUP) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(SETUP) --version) is too old, the lab needs 3.11 or newer; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@mkdir -p .state
 	@echo "setting up $(VENV) (once; a few minutes, about 2 GB)" >&2
-	@$(PYTHON) -m venv --clear $(VENV)
+	@$(SETUP) -m venv --clear $(VENV)
 	@sed -e '' $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/') constraints.txt > .state/constraints.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt pip setuptools wheel
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt --no-build-isolation --editable '.[dev]'

@@ -25,19 +25,21 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import catalogue, launch
-from experiments.agreement import Agreement, audit
+from experiments import capsule, catalogue, launch
+from experiments.agreement import RANKS, Agreement, audit
 from experiments.catalogue import Catalogue, CatalogueError
-from experiments.config import Config, ConfigError, Isolation, Plan, plan, register
+from experiments.config import Config, ConfigError, Isolation, Plan, everywhere, plan, register
 from experiments.engine import local, lock
 from experiments.engine.forks import Forks
 from experiments.overrides import refusal
 from experiments.progress import Bar, console, say
+from experiments.proving import prove
 from experiments.publishing import Publishing
 from experiments.record import Record, RecordError, Replay, Spec, digest, replays
 from experiments.series import measured, points, unmeasured
 from experiments.verdict import NOT_AS_EXPECTED, Verdict, contexts, judge
 from reports import files
+from reports.across import Across
 from store.archive import Archive, ArchiveError, Sweep
 from store.publisher import visible
 
@@ -68,7 +70,15 @@ def _job(cfg: DictConfig) -> None:
         made = OmegaConf.to_object(cfg)
         assert isinstance(made, Config)
         _statuses.append(run(made))
-    except (ConfigError, CatalogueError, launch.LaunchError, ArchiveError, OmegaConfBaseException, OSError) as error:
+    except (
+        ConfigError,
+        CatalogueError,
+        capsule.CapsuleError,
+        launch.LaunchError,
+        ArchiveError,
+        OmegaConfBaseException,
+        OSError,
+    ) as error:
         say(f"experiments: {error}")
         _statuses.append(2)
     if _statuses[-1] == 130:
@@ -77,6 +87,8 @@ def _job(cfg: DictConfig) -> None:
 
 def run(cfg: Config) -> int:
     """Plan, run, archive, publish, report. Gives the exit status."""
+    if cfg.prove is not None:
+        return prove(cfg, run)
     with contextlib.closing(Forks(catalogue.ROOT)) as forks, contextlib.ExitStack() as leaving:
         publishing = _publishing(cfg)
         leaving.callback(publishing.abandon)
@@ -115,8 +127,61 @@ def _planned(cfg: Config, listed: Catalogue, forks: Forks, publishing: Publishin
     if not made.specs:
         raise ConfigError("nothing can be run: every chosen scenario is broken")
     with Archive.open(cfg.archive.url, Path(cfg.archive.blobs)) as archive:
+        if cfg.capsule is not None:
+            return _carried(cfg, cfg.capsule, listed, made, archive, forks, publishing)
         status = _sweep(cfg, listed.machine_identity, made, archive, forks, publishing)
     return 2 if made.broken else status
+
+
+def _carried(
+    cfg: Config,
+    path: str,
+    listed: Catalogue,
+    made: Plan,
+    archive: Archive,
+    forks: Forks,
+    publishing: Publishing,
+) -> int:
+    """Write a capsule of the plan and its evidence, which a sweep makes first if it is not archived yet."""
+    if made.broken:
+        raise ConfigError("a capsule is not made of broken scenarios: mend them, or leave them out")
+    specs = tuple(capsule.carried(spec) for spec in plan(everywhere(cfg), listed).specs)
+    evidence = _evidence(archive, made, listed)
+    if evidence is None:
+        say("no evidence of this machine yet: sweeping first")
+        if _sweep(cfg, listed.machine_identity, made, archive, forks, publishing) == 130:
+            return 130
+        evidence = _evidence(archive, made, listed)
+    if evidence is None:
+        raise ConfigError("the sweep left no evidence to carry; run it again")
+    blobs = {
+        name: found for record in evidence for name in record.blobs() if (found := archive.fetch(name)) is not None
+    }
+    content = capsule.Content(specs, tuple(evidence), listed.machine, blobs)
+    size = capsule.write(Path(path), catalogue.ROOT, content)
+    cases = len({spec.question.case_digest() for spec in specs})
+    print(f"{path}: {size} bytes, {cases} cases, {len(evidence)} records of this machine")
+    say(f"anywhere with torch 2.6 or newer: python {Path(path).name}")
+    return 0
+
+
+def _evidence(archive: Archive, made: Plan, listed: Catalogue) -> list[Record] | None:
+    """The latest record of this machine for each process of the plan's first replays. None if one is missing."""
+    latest = {
+        (cell.question_digest, cell.replay_digest): cell.digest
+        for cell in archive.cells(machine=listed.machine_identity)
+    }
+    places = [
+        (spec.question.digest(), spec.replay_digest())
+        for spec in made.specs
+        if spec.setting.repeat == 0 and spec.setting.hash_seed == made.specs[0].setting.hash_seed
+    ]
+    found = [latest.get(place) for place in places]
+    digests = [name for name in found if name is not None]
+    if len(digests) < len(found):
+        return None
+    kept = {digest(record.text()): record for record in archive.records(digests=digests)}
+    return [kept[name] for name in digests]
 
 
 def _counted(made: Plan) -> str:
@@ -287,7 +352,7 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
     made = replays(archive.records(sweep=sweep))
     verdicts = [(replay, judge(replay, context)) for replay, context in zip(made, contexts(made, archive.fetch))]
     counts = Counter(verdict.word for _, verdict in verdicts)
-    path = files.write(archive, sweep, Path(cfg.outputs) / "reports") if cfg.report else None
+    made_report = _reported(cfg, archive, sweep)
     print(", ".join(f"{counts[word]} {word}" for word in ORDER), f"(of {len(made)} replays)")
     wrong = Counter(
         f"{replay.spec.question.scenario} {replay.spec.question.label()}: {'; '.join(verdict.reasons)}"
@@ -298,10 +363,29 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
         print(f"  not as expected ({count} {'replay' if count == 1 else 'replays'}): {visible(what)}")
     astray = _series(made)
     differing = _audited(audit(made, archive.fetch))
-    if path is not None:
-        print(f"report: {path}")
+    if made_report is not None:
+        _beside(made_report.across)
+        print(f"report: {Path(cfg.outputs) / 'reports' / f'{sweep}.md'}")
     print("browse: make ui")
     return 1 if counts[NOT_AS_EXPECTED] or astray or differing else 0
+
+
+def _reported(cfg: Config, archive: Archive, sweep: str) -> files.Report | None:
+    if not cfg.report:
+        return None
+    with console.status("comparing with other machines"):
+        made = files.report(archive, sweep, sweep)
+    files.keep(made, Path(cfg.outputs) / "reports", sweep)
+    return made
+
+
+def _beside(found: Across | None) -> None:
+    """How each other machine agrees with this one. No failure whatever it is: that is not what was asked."""
+    for name, pairs in found.by_machine.items() if found is not None else ():
+        counts = Counter(pair.agreement.rank if pair.compared else 6 for pair in pairs)
+        shown = ", ".join(f"{counts[rank]} {word}" for rank, word in RANKS.items() if counts[rank] and rank != 6)
+        if shown:
+            print(f"beside {visible(name)}: {shown}")
 
 
 def _series(made: Sequence[Replay]) -> int:

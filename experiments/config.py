@@ -185,6 +185,10 @@ class Config:
     """Processes at a time. null: one for each core that this process may use."""
     dry_run: bool = False
     """Print the plan and run nothing."""
+    capsule: str | None = None
+    """File to write the chosen scenarios and their evidence to, to be run anywhere with torch."""
+    prove: str | None = None
+    """A machine of the latest report, or all: flip what tells it from this one, one factor at a time."""
     outputs: str = "outputs"
     """Folder of all that a sweep writes."""
     series: dict[str, SeriesConfig] = field(default_factory=dict)
@@ -250,6 +254,11 @@ def plan(cfg: Config, catalogue: Catalogue) -> Plan:
         broken=tuple(entry for entry in chosen if entry.error is not None),
         absent=_absent(whole, devices, cfg),
     )
+
+
+def everywhere(cfg: Config) -> Config:
+    """The same choice on every device that there may be, once, in fresh processes: what a capsule is to run."""
+    return replace(cfg, devices=[Device.cpu, Device.cuda], replays=1, isolation=IsolationConfig())
 
 
 def _missing(specs: Sequence[Spec], catalogue: Catalogue) -> dict[str, str]:

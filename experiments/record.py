@@ -582,7 +582,7 @@ class Outcome:
 
 
 _CODE = r"\.(?:py|so|cpp|h|cu|dll|pyd)\b(?::\d+)?"
-_PATHS = (
+PATHS = (
     r"(?P<quote>['\"])(?:[A-Za-z]:\\|/)[^'\"\n]{0,4096}(?P=quote)",
     # Folders may have spaces in them, but nothing beyond the first file of code belongs to the path.
     r"(?:\b[A-Za-z]:|(?<![\w.]))(?:[/\\][\w.+ -]{1,255}?){0,40}?[/\\][\w.+-]{1,255}?" + _CODE,
@@ -594,9 +594,13 @@ _PATHS = (
 long message takes no long time."""
 
 
+RELATIVE = 2
+"""Which of `PATHS` are relative ones of code."""
+
+
 def _without_accidents(text: str) -> str:
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDRESS", text)
-    for path in _PATHS:
+    for path in PATHS:
         text = re.sub(path, r"\g<quote>PATH\g<quote>" if "quote" in path else "PATH", text)
     text = re.sub(r"\bline \d+", "line N", text)
     return re.sub(r"\b(pid|process)([ :=]+)\d+", r"\1\2N", text, flags=re.IGNORECASE)

@@ -1,20 +1,32 @@
-"""Reports as files: written for a sweep, and kept with their records where they are meant to stay."""
+"""Reports as files: written for a sweep, and kept with their records where they are meant to stay.
+
+A sweep is compared with other machines: what else the archive holds of the questions it asked, and the published
+bundles, which are read where they lie.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
-from experiments.record import Replay, parse, replays
+from experiments.classes import FLIP
+from experiments.record import Record, Replay, digest, parse, replays
 from experiments.verdict import Ruling
+from reports import across_page
+from reports.across import BIN_NAMES, Across, Origin, across, as_json
 from reports.claims import advise, decide
 from reports.compare import compare
 from reports.markdown import render
+from reports.reported import REPORTED
 from reports.rulings import Claim, gather
+from store import bundle
 from store.archive import Archive, ArchiveError
-from store.figures import draw
+from store.figures import draw, draw_shares
 from store.publisher import key
+
+PUBLISHED = Path(__file__).resolve().parents[1] / "store" / "published"
 
 
 class ReportError(Exception):
@@ -23,21 +35,27 @@ class ReportError(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """A report and the images that it shows."""
+    """A report and what lies beside it."""
 
     text: str
-    images: Mapping[str, bytes]
-    """By file name, to lie beside the text."""
+    files: Mapping[str, bytes]
+    """Images, and the agreement of every pair as JSON, by file name."""
+    across: Across | None
+    """The sweep beside other machines. None if it was not compared, or has run nothing."""
 
 
-def write(archive: Archive, sweep: str, folder: Path, stem: str = "") -> Path:
+def write(archive: Archive, sweep: str, folder: Path, stem: str = "", published: Path | None = PUBLISHED) -> Path:
     """Write the report on a sweep into `folder`, as `stem` or under the sweep's name, with its images beside it.
     Gives the path of the text. Same records, same bytes.
     """
     stem = stem or sweep
-    made = report(archive, sweep, stem)
+    return keep(report(archive, sweep, stem, published), folder, stem)
+
+
+def keep(made: Report, folder: Path, stem: str) -> Path:
+    """Put a report and what lies beside it into `folder`; gives the path of the text."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in made.images.items():
+    for name, content in made.files.items():
         _replace(folder / name, content)
     _replace(folder / f"{stem}.md", made.text.encode("utf-8"))
     return folder / f"{stem}.md"
@@ -50,8 +68,12 @@ def _replace(path: Path, content: bytes) -> None:
     beside.replace(path)
 
 
-def report(archive: Archive, sweep: str, stem: str) -> Report:
-    """The report on a sweep; its images are named after `stem`."""
+def report(archive: Archive, sweep: str, stem: str, published: Path | None = PUBLISHED) -> Report:
+    """The report on a sweep; its images are named after `stem`. With `published` None it stands alone: no other
+    machine is looked at.
+
+    Raises ReportError if there is nothing to report on, ArchiveError if a published bundle is not as it must be.
+    """
     made = replays(archive.records(sweep=sweep))
     if not made:
         raise ReportError(f"sweep {sweep} has no records yet; run it with `make run-all`")
@@ -59,8 +81,80 @@ def report(archive: Archive, sweep: str, stem: str) -> Report:
     comparison = compare(made, archive.fetch, machines, titles(archive, made))
     names = {one.series.name: f"{stem}-{key(one.series.name)}.png" for one in comparison.series}
     evidence = gather(made, archive.fetch, machines)
-    text = render(sweep, made, comparison, decide(evidence), advise(evidence), names)
-    return Report(text, {names[one.series.name]: draw(one) for one in comparison.series})
+    found = None if published is None else beside_others(archive, sweep, made, published)
+    shown = found is not None and any(one.elements for one in found.distances)
+    image = f"{stem}-machines.png" if shown else ""
+    others = [] if found is None else across_page.page(found, image)
+    text = render(sweep, made, comparison, decide(evidence), advise(evidence), names, others)
+    files = {names[one.series.name]: draw(one) for one in comparison.series}
+    if found is not None:
+        files[f"{stem}.agreement.json"] = as_json(found).encode("utf-8")
+        if image:
+            rows = [(one.machine, one.counts) for one in found.distances if one.elements]
+            files[image] = draw_shares("Gradients against this machine, by ULP", rows, BIN_NAMES, "gradient elements")
+    return Report(text, files, found)
+
+
+# Other machines.
+
+
+def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], published: Path) -> Across | None:
+    """The sweep beside the rest of the archive and the published bundles. None if it has run nothing."""
+    own = Origin("here", tuple(made), facts(archive, made))
+    planned = {
+        spec.question.case_digest()
+        for spec in archive.sweep_plan(sweep)
+        if spec.question.dtype == spec.question.input_dtype
+    }
+    with contextlib.ExitStack() as open_:
+        bundles = [(path, open_.enter_context(bundle.read(path))) for path in sorted(published.glob("*.zip"))]
+        fetches = [archive.fetch, *(one.fetch for _, one in bundles)]
+        origins = [_rest(archive, own), *(_bundled(path, one) for path, one in bundles)]
+        return across(own, [one for one in origins if one.replays], _any(fetches), REPORTED, len(planned))
+
+
+def _rest(archive: Archive, own: Origin) -> Origin:
+    """What else the archive has of the questions that the sweep asked. A capsule's evidence is in no sweep."""
+    asked = {replay.spec.question.case_digest() for replay in own.replays}
+    taken = {digest(record.text()) for replay in own.replays for record in replay.records.values()}
+    cells = archive.cells()
+    wanted = [cell.digest for cell in cells if cell.case_digest in asked and cell.digest not in taken]
+    found = replays_by_machine(archive.records(digests=wanted) if wanted else [])
+    return Origin("archive", found, facts(archive, found))
+
+
+def replays_by_machine(records: Sequence[Record]) -> tuple[Replay, ...]:
+    """Replays of records that may be of several machines: those of one setting on two machines stay apart.
+
+    A record without facts goes with the machine that has most records of its environment.
+    """
+    grouped: dict[str, list[Record]] = {}
+    mute: list[Record] = []
+    for record in records:
+        if record.observation is None:
+            mute.append(record)
+        else:
+            grouped.setdefault(record.observation.machine, []).append(record)
+    for record in mute:
+        environment = record.spec.setting.environment
+        fitting = [many for many in grouped.values() if many[0].spec.setting.environment == environment]
+        if fitting:
+            max(fitting, key=len).append(record)
+    return tuple(replay for _, many in sorted(grouped.items()) for replay in replays(many))
+
+
+def _bundled(path: Path, found: bundle.Bundle) -> Origin:
+    made = replays_by_machine(found.records)
+    documents = {replay.machine: found.fetch(replay.machine) for replay in made if replay.machine}
+    parsed = {name: parse(content.decode("utf-8")) for name, content in documents.items() if content is not None}
+    return Origin(path.stem, made, parsed)
+
+
+def _any(fetches: Sequence[Callable[[str], bytes | None]]) -> Callable[[str], bytes | None]:
+    def fetch(name: str) -> bytes | None:
+        return next((content for one in fetches for content in [one(name)] if content is not None), None)
+
+    return fetch
 
 
 def rulings(archive: Archive, sweep: str | None) -> list[tuple[Claim, Ruling]]:
@@ -75,11 +169,11 @@ def _every(archive: Archive) -> list[Replay]:
 
 
 def latest(archive: Archive) -> str:
-    """The sweep that was begun last."""
-    found = archive.latest_sweep()
-    if found is None:
-        raise ReportError("the archive has no sweep yet; run one with `make run-all`")
-    return found
+    """The sweep that was begun last and is no counter-replay."""
+    for sweep in reversed(archive.sweeps()):
+        if not archive.sweep_plan(sweep.id)[0].setting.environment.startswith(FLIP):
+            return sweep.id
+    raise ReportError("the archive has no sweep yet; run one with `make run-all`")
 
 
 def facts(archive: Archive, made: Sequence[Replay]) -> dict[str, Any]:

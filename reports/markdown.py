@@ -14,6 +14,7 @@ from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
 from experiments.verdict import NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
+from reports.pieces import count, folded, html, prose, table
 from reports.rulings import Advice, Claim
 from store.figures import curve_name, exponent, scale
 from store.publisher import block, code, visible
@@ -33,11 +34,15 @@ def render(
     rulings: Sequence[tuple[Claim, Ruling]],
     advice: Sequence[tuple[Advice, Ruling]] = (),
     images: Mapping[str, str] | None = None,
+    others: Sequence[Sequence[str]] = (),
 ) -> str:
-    """The report on the sweep `name`; `images` are the file names of figures, by series. None shows none."""
+    """The report on the sweep `name`; `images` are the file names of figures, by series, None shows none; `others`
+    are the sections on other machines.
+    """
     sections = (
         _head(name, replays, comparison),
         _verdicts(comparison),
+        *others,
         _notes(rulings, advice),
         _series(comparison, images or {}),
         _operators(comparison),
@@ -65,12 +70,6 @@ def _head(name: str, replays: Sequence[Replay], comparison: Comparison) -> list[
     ]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A markdown table. Cells are already safe; a bar in one is escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-
-
 def _verdicts(comparison: Comparison) -> list[str]:
     """One table for all scenarios, then the cases of each, folded."""
     counts = Counter(one.verdict.word for case in comparison.cases for one in case.judged)
@@ -85,7 +84,7 @@ def _verdicts(comparison: Comparison) -> list[str]:
     ]
     lines += table(("what goes wrong", "scenario", "broken", "repairs", "controls", "verdict"), rows)
     for name, cases in grouped.items():
-        lines += ["", *_folded(f"Cases of {name}", _cases(cases))]
+        lines += ["", *folded(f"Cases of {name}", _cases(cases))]
     return lines
 
 
@@ -93,7 +92,7 @@ def _scenario_row(name: str, cases: Sequence[Case], comparison: Comparison) -> l
     roles = Counter(case.first.replay.spec.mark.role for case in cases)
     words = Counter(one.verdict.word for case in cases for one in case.judged)
     shown = ", ".join(f"{words[word]} {word}" for word in sorted(words))
-    title = _prose(comparison.titles.get(name, ""))
+    title = prose(comparison.titles.get(name, ""))
     return [title, code(name), *(str(roles[role] or "") for role in ("broken", "repair", "control")), shown]
 
 
@@ -103,19 +102,11 @@ def _cases(cases: Sequence[Case]) -> list[str]:
     return [*table(head, [_row(case) for case in shown]), *_controls(shown)]
 
 
-def _folded(summary: str, lines: Sequence[str]) -> list[str]:
-    return [f"<details><summary>{_html(summary)}</summary>", "", *lines, "", "</details>"]
-
-
-def _html(text: str) -> str:
-    return visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _row(case: Case) -> list[str]:
     record = case.first.replay.plain
     return [
         code(case.label),
-        _prose(case.first.replay.spec.mark.role),
+        prose(case.first.replay.spec.mark.role),
         "; ".join(code(text) for text in case.endings),
         "; ".join(dict.fromkeys(one.verdict.word for one in case.judged)),
         str(len(case.judged)),
@@ -125,7 +116,7 @@ def _row(case: Case) -> list[str]:
 
 def _controls(cases: Sequence[Case]) -> list[str]:
     whys = {case.label.partition("[")[0]: case.first.replay.spec.mark.why for case in cases}
-    found = [f"- {code(label)} cannot break here: {_prose(why)}." for label, why in whys.items() if why]
+    found = [f"- {code(label)} cannot break here: {prose(why)}." for label, why in whys.items() if why]
     return ["", *found] if found else []
 
 
@@ -136,7 +127,7 @@ def _notes(rulings: Sequence[tuple[Claim, Ruling]], advice: Sequence[tuple[Advic
         own = [(claim, ruling) for claim, ruling in rulings if claim.source == source]
         counts = Counter(ruling.word for _, ruling in own)
         said = ", ".join(f"{counts[word]} {word}" for word, _ in _STORY if counts[word])
-        lines += ["", f"## The {_prose(source)} in one page", "", f"Of {_count(len(own), 'claim', 'claims')}: {said}."]
+        lines += ["", f"## The {prose(source)} in one page", "", f"Of {count(len(own), 'claim', 'claims')}: {said}."]
         for word, heading in _STORY:
             listed = [_claim(claim, ruling) for claim, ruling in own if ruling.word == word]
             lines += ["", f"**{heading}**", "", *listed] if listed else []
@@ -154,13 +145,13 @@ _STORY = (
 
 
 def _claim(claim: Claim, ruling: Ruling) -> str:
-    return f"- **{claim.id}** {_prose(claim.text)} — {_prose(ruling.reason)}.{_rests(ruling)}"
+    return f"- **{claim.id}** {prose(claim.text)} — {prose(ruling.reason)}.{_rests(ruling)}"
 
 
 def _instead(advice: Sequence[tuple[Advice, Ruling]]) -> list[str]:
     """What these records bear out, then what they do not."""
-    shown = [f"- {_prose(one.text)} ({_prose(r.reason)}){_rests(r)}" for one, r in advice if r.word == SUPPORTED]
-    open_ = [f"- {_prose(one.text)} ({_prose(r.reason)}){_rests(r)}" for one, r in advice if r.word != SUPPORTED]
+    shown = [f"- {prose(one.text)} ({prose(r.reason)}){_rests(r)}" for one, r in advice if r.word == SUPPORTED]
+    open_ = [f"- {prose(one.text)} ({prose(r.reason)}){_rests(r)}" for one, r in advice if r.word != SUPPORTED]
     lines = ["", "**What to do instead**", "", *shown] if shown else []
     return (
         [*lines, "", "**What might be done instead, not borne out by these records**", "", *open_] if open_ else lines
@@ -181,10 +172,10 @@ def _series(comparison: Comparison, images: Mapping[str, str]) -> list[str]:
         return []
     lines = ["## Measured over a parameter"]
     for one in comparison.series:
-        title = _prose(one.series.title)
+        title = prose(one.series.title)
         lines += ["", f"### {title}"]
         lines += ["", f"![{title}]({images[one.series.name]})"] if one.series.name in images else []
-        lines += ["", f"{code(one.series.scenario)}, {_prose(one.series.measure)} over {code(one.series.parameter)}."]
+        lines += ["", f"{code(one.series.scenario)}, {prose(one.series.measure)} over {code(one.series.parameter)}."]
         lines += ["", *_fits(one), "", *_points(one)]
     return lines
 
@@ -193,7 +184,7 @@ def _fits(one: Measured) -> list[str]:
     """What was fitted, and whether that was expected."""
     return [
         f"- {code(curve_name(curve, one.curves))}: "
-        + (f"{_prose(curve.reason)}: **{curve.word}**." if curve.word else _fitted(curve))
+        + (f"{prose(curve.reason)}: **{curve.word}**." if curve.word else _fitted(curve))
         for curve in one.curves
     ]
 
@@ -220,7 +211,7 @@ def _points(one: Measured) -> list[str]:
             under = line.get(place)
             cells += ["" if under is None else f"{under / per:.4g}"]
             cells += [", ".join(f"{value / under:.3g}" for value in found) if under else "" for found in values]
-        rows.append([_prose(f"{place:g}" if not isinstance(place, str) else place), *cells])
+        rows.append([prose(f"{place:g}" if not isinstance(place, str) else place), *cells])
     return table(head, rows)
 
 
@@ -233,8 +224,8 @@ def _operators(comparison: Comparison) -> list[str]:
     lines = ["## Operators: forward against recomputation", "", *_side_by_side(first)]
     if others:
         rows = [_first_difference(one) for one in others]
-        folded = table(("case", "forward", "recomputation"), rows)
-        lines += ["", *_folded("First difference in the other broken cases that recompute", folded)]
+        rest = table(("case", "forward", "recomputation"), rows)
+        lines += ["", *folded("First difference in the other broken cases that recompute", rest)]
     return lines
 
 
@@ -293,7 +284,7 @@ def _numbers(comparison: Comparison) -> list[str]:
     lines = [
         "## Differences in numbers",
         "",
-        f"{_count(len(same), 'case has', 'cases have')} the bits of the reference ",
+        f"{count(len(same), 'case has', 'cases have')} the bits of the reference ",
     ]
     lines[-1] += "in every output and gradient."
     if rows:
@@ -304,16 +295,12 @@ def _numbers(comparison: Comparison) -> list[str]:
         lines += ["", _MEASURE, "", *table(_HEAD, [_numbers_row(row) for row in shown])]
         lines += [
             "",
-            *_folded(f"All {len(rows)} tensors that differ", table(_HEAD, [_numbers_row(row) for row in rows])),
+            *folded(f"All {len(rows)} tensors that differ", table(_HEAD, [_numbers_row(row) for row in rows])),
         ]
     if same:
         listed = [f"- {code(f'{scenario} {label}')}" for scenario, label in same]
-        lines += ["", *_folded("Cases with the bits of their reference", listed)]
+        lines += ["", *folded("Cases with the bits of their reference", listed)]
     return lines
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
 
 
 _HEAD = (
@@ -347,7 +334,7 @@ def _numbers_row(row: Numbers) -> list[str]:
     item = row.against_reference
     return [
         f"{code(row.case.scenario.rpartition('/')[2])} {code(row.case.label)}",
-        f"{_prose(item.role)} {code(item.name)}",
+        f"{prose(item.role)} {code(item.name)}",
         f"{item.absolute:.3g}",
         f"{item.ulp:.3g}",
         f"{item.equal_bits} of {item.compared}" + ("" if item.compared == item.elements else f" (of {item.elements})"),
@@ -367,13 +354,13 @@ def _repeats(comparison: Comparison) -> list[str]:
     lines = [
         "## Do replays agree?",
         "",
-        f"{_count(len(comparison.repeats), 'case was', 'cases were')} replayed in processes of their own, {copied} of "
+        f"{count(len(comparison.repeats), 'case was', 'cases were')} replayed in processes of their own, {copied} of "
         f"them once from sources copied to another folder whose digests are those of the originals, {audited} of them "
         "both in a fork of a warm interpreter and in a fresh one under another hash seed. "
         + ("**All replays agree exactly**: their evidence digests are equal." if exact else "Not all agree exactly:"),
     ]
     rows = [
-        [code(row.case.label), RANKS[row.agreement.rank], _prose(row.agreement.rule), code(row.agreement.first)]
+        [code(row.case.label), RANKS[row.agreement.rank], prose(row.agreement.rule), code(row.agreement.first)]
         for row in comparison.repeats
         if row.agreement.rank != 1
     ]
@@ -388,7 +375,7 @@ def _gaps(comparison: Comparison) -> list[str]:
         reasons.setdefault(why, []).append(what)
     lines = ["## What could not be compared"]
     for why, cases in reasons.items():
-        lines += ["", f"{_prose(why)}: {_count(len(cases), 'case', 'cases')}.", ""]
+        lines += ["", f"{prose(why)}: {count(len(cases), 'case', 'cases')}.", ""]
         lines += [f"- {code(what)}" for what in cases]
     return lines
 
@@ -421,7 +408,7 @@ def _machine(comparison: Comparison) -> list[str]:
         rows = [[code(name), *(code(one.get(name, "")) for one in flat)] for name in other]
         lines += ["", "Facts that differ between processes:", "", *table(("fact", *heads), rows)]
     rest = [[code(name), code(flat[0][name])] for name in same if name not in MAIN_FACTS]
-    return [*lines, "", *_folded("All other facts, the same in every process", table(head, rest)), *_builds(comparison)]
+    return [*lines, "", *folded("All other facts, the same in every process", table(head, rest)), *_builds(comparison)]
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -447,7 +434,7 @@ def _builds(comparison: Comparison) -> list[str]:
     for text, name in texts.items():
         lines += [
             "",
-            f"<details><summary>torch.{_html(name)}, SHA-256 {digest(printable(text))[:SHOWN]}</summary>",
+            f"<details><summary>torch.{html(name)}, SHA-256 {digest(printable(text))[:SHOWN]}</summary>",
             "",
             block(text, 20000),
         ]
@@ -496,18 +483,10 @@ def _digests(replays: Sequence[Replay]) -> list[str]:
         "",
         "`python -m store show DIGEST` shows a record, `python -m store check` recomputes every digest.",
         "",
-        *_folded("All records", table(("record", "case", "pass", "evidence"), rows)),
+        *folded("All records", table(("record", "case", "pass", "evidence"), rows)),
     ]
 
 
 def _where(replay: Replay) -> str:
     question, setting = replay.spec.question, replay.spec.setting
     return f"{question.scenario} {question.label()} {question.device} #{setting.repeat} {setting.sources}"
-
-
-def _prose(text: str) -> str:
-    """Our own words and numbers, which may quote a record: nothing in them is markup."""
-    shown = visible(" ".join(text.split()))
-    for mark in "\\`*_[]<>#~":
-        shown = shown.replace(mark, f"\\{mark}")
-    return shown.replace("&", "&amp;")

@@ -37,7 +37,11 @@ def draw(found: Measured) -> bytes:
         values = [value / per for _, value in line]
         axes.plot([place for place, _ in line], values, color="0.45", linewidth=1, label=found.series.line)
     _axes(axes, found, unit)
-    for text in figure.findobj(Text):
+    return _png(figure, Text)
+
+
+def _png(figure: Any, texts: Any) -> bytes:
+    for text in figure.findobj(texts):
         text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
     made = io.BytesIO()
     with warnings.catch_warnings():
@@ -93,3 +97,26 @@ def _axes(axes: Any, found: Measured, unit: str) -> None:
     axes.set_ylabel(f"{found.series.measure}{f' ({unit})' if unit else ''}")
     axes.grid(visible=True, alpha=0.25)
     axes.legend(fontsize=9)
+
+
+def draw_shares(title: str, rows: Sequence[tuple[str, Sequence[int]]], names: Sequence[str], unit: str) -> bytes:
+    """A PNG image: a bar for each row, split into the share of each of the named parts, of what `unit` says."""
+    from matplotlib import colormaps  # noqa: PLC0415 - see the module's docstring
+    from matplotlib.figure import Figure  # noqa: PLC0415 - likewise
+    from matplotlib.text import Text  # noqa: PLC0415 - likewise
+
+    figure = Figure(figsize=(8.0, 1.6 + 0.42 * len(rows)), dpi=144, layout="constrained")
+    axes = figure.add_subplot()
+    shades = [colormaps["viridis_r"](index / max(1, len(names) - 1)) for index in range(len(names))]
+    left = [0.0] * len(rows)
+    for part, name in enumerate(names):
+        widths = [100 * counts[part] / (sum(counts) or 1) for _, counts in rows]
+        axes.barh(range(len(rows)), widths, left=left, color=shades[part], label=name, height=0.7)
+        left = [start + width for start, width in zip(left, widths)]
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel(f"share of {unit} (%)")
+    axes.set_title(title, fontsize=11)
+    figure.legend(fontsize=8, ncols=len(names), loc="outside lower center")
+    return _png(figure, Text)

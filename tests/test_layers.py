@@ -16,16 +16,36 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-CORE = ("experiments.record", "experiments.verdict", "experiments.agreement", "experiments.series")
+CORE = (
+    "experiments.record",
+    "experiments.verdict",
+    "experiments.agreement",
+    "experiments.series",
+    "experiments.pack",
+    "experiments.classes",
+)
 PICTURE = {
     "experiments/__init__.py": (),
     "experiments/record.py": (),
+    "experiments/pack.py": ("experiments.record",),
     "experiments/scenario.py": (),
     "experiments/agreement.py": ("experiments.record",),
     "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),
     "experiments/series.py": ("experiments.record", "experiments.scenario", "experiments.verdict"),
     "experiments/launch.py": ("experiments.record",),
     "experiments/needs.py": ("experiments.record",),
+    "experiments/classes.py": ("experiments.record",),
+    "experiments/capsule.py": ("experiments.record",),
+    "experiments/elsewhere.py": (
+        "experiments.record",
+        "experiments.agreement",
+        "experiments.verdict",
+        "experiments.launch",
+        "experiments.needs",
+        "experiments.pack",
+        "experiments.capsule",
+        "experiments.engine",
+    ),
     "experiments/engine/*.py": ("experiments.record", "experiments.launch", "experiments.engine"),
     "experiments/catalogue.py": ("experiments.record", "experiments.launch"),
     "experiments/snippet.py": ("experiments.record", "experiments.launch", "experiments.catalogue"),
@@ -44,10 +64,13 @@ PICTURE = {
     "experiments/overrides.py": ("hydra", "omegaconf"),
     "experiments/worker/*.py": ("experiments.record", "experiments.scenario", "experiments.worker", "torch"),
     "experiments/scenarios/*.py": ("experiments.scenario", "torch", "functorch"),
+    "experiments/proving.py": ("experiments", "store", "reports"),
     "experiments/__main__.py": ("experiments", "store", "reports", "hydra", "omegaconf"),
     "store/tracking.py": (*CORE, "store", "mlflow", "sqlalchemy", "alembic"),
     "store/figures.py": ("experiments.series", "matplotlib"),
     "store/publish.py": (*CORE, "store", "rich"),
+    "store/signature.py": ("experiments.pack", "experiments.record", "store.checks", "store.errors", "cryptography"),
+    "store/crate.py": ("experiments.record", "store.archive", "store.cells", "store.errors", "rocrate"),
     "store/*.py": (*CORE, "experiments.scenario", "store", "sqlalchemy", "alembic"),
     "reports/*.py": (*CORE, "experiments.scenario", "reports", "store"),
 }
@@ -56,12 +79,15 @@ PICTURE = {
 OLD = (
     "experiments/__init__.py",
     "experiments/record.py",
+    "experiments/pack.py",
     "experiments/scenario.py",
     "experiments/agreement.py",
     "experiments/verdict.py",
     "experiments/series.py",
     "experiments/launch.py",
     "experiments/needs.py",
+    "experiments/capsule.py",
+    "experiments/elsewhere.py",
     "experiments/engine/*.py",
     "experiments/worker/*.py",
 )
@@ -192,7 +218,7 @@ def test_only_the_hydra_app_knows_store_and_reports():
         if name.startswith("experiments/")
         and {"store", "reports"} & {module.partition(".")[0] for module in imported(name, source(name))}
     ]
-    assert found == ["experiments/__main__.py"]
+    assert found == ["experiments/__main__.py", "experiments/proving.py"]
 
 
 @pytest.mark.parametrize(
@@ -252,12 +278,13 @@ OLD_PYTHON = """
 import sys, tempfile
 from pathlib import Path
 assert sys.version_info[:2] == (3, 9)
-from experiments import agreement, launch, record, scenario, verdict
+from experiments import agreement, launch, pack, record, scenario, verdict
 sys.path.insert(0, "tests")
 import samples
 folder = Path(tempfile.mkdtemp()) / "one"
 kept = launch.not_run(samples.spec(), folder, "cuda")
 assert record.Record.from_text((folder / "record.json").read_text()) == kept
+pack.write(folder / "one.zip", pack.members([kept.text()], lambda name: None))
 print(kept.outcome.kind)
 """
 
