@@ -479,7 +479,7 @@ def _names() -> list[str]:
     found = {platform.node(), platform.node().partition(".")[0]}
     with contextlib.suppress(OSError, KeyError, ImportError):  # a system may not know of users
         found.add(getpass.getuser())
-    return sorted((name for name in found if len(name) > 2 and name not in _NOBODY), key=len, reverse=True)
+    return sorted((name for name in found if len(name) > 1 and name not in _NOBODY), key=len, reverse=True)
 
 
 _NOBODY = ("localhost", "root", "user", "nobody", "admin", "runner", "ubuntu")
