@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from .record import Observation, Operator, Outcome, Record, Replay, Tensor, canonical, sample_positions
+from .record import SAMPLES, Observation, Operator, Outcome, Record, Replay, Tensor, canonical, sample_positions
 
 Fetch = Callable[[str], Optional[bytes]]
 """Content by digest, or None where it is not at hand."""
@@ -28,11 +28,18 @@ RANKS = {
     6: "cannot compare",
 }
 
+LONGEST = 240
+"""Characters of a text that is shown as a first difference."""
 SKETCH_ERROR = 0.03
 """Relative standard error of a distance estimated from two sketches of 1024 numbers: the root of 1 / 1024."""
 
 _FORMATS = {"float32": "f", "float64": "d", "float16": "e"}
 _INTEGERS = {"int8": "b", "uint8": "B", "bool": "B", "int16": "h", "int32": "i", "int64": "q"}
+_BYTES = {
+    **{dtype: struct.calcsize(code) for dtype, code in {**_FORMATS, **_INTEGERS}.items()},
+    "bfloat16": 2,
+}
+"""Of one element."""
 _NUMBERS = {*_FORMATS, *_INTEGERS, "bfloat16"}
 _MANTISSA = {"float32": 23, "float64": 52, "float16": 10, "bfloat16": 7}
 """Bits of the fraction."""
@@ -141,10 +148,12 @@ def _content(tensor: Tensor, fetch: Fetch, *, whole: bool) -> bytes | None:
     """All elements if they are `whole` on both sides, else the sample, which is taken of one that is kept whole."""
     wanted = tensor.digest if tensor.whole else tensor.samples
     content = None if wanted is None else fetch(wanted)
-    if whole or content is None or not tensor.whole:
+    elements, width = math.prod(tensor.shape or ()), _BYTES.get(tensor.dtype or "", 0)
+    kept = elements if tensor.whole else min(elements, SAMPLES)
+    if content is None or len(content) != kept * width:
+        return None  # A record from elsewhere may name what is no such tensor.
+    if whole or not tensor.whole:
         return content
-    elements = math.prod(tensor.shape or ())
-    width = len(content) // elements if elements else 1
     return b"".join(content[at * width : (at + 1) * width] for at in sample_positions(elements))
 
 
@@ -204,7 +213,7 @@ def _ulps(first: bytes, second: bytes, gaps: list[float], right: list[float], dt
 def _distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
     first = fetch(ours.sketch) if ours.sketch else None
     second = fetch(theirs.sketch) if theirs.sketch else None
-    if first is None or second is None or len(first) != len(second):
+    if first is None or second is None or len(first) != len(second) or len(first) % 8:
         return None
     pairs = zip(values(first, "float64"), values(second, "float64"))
     return math.sqrt(sum((a - b) ** 2 for a, b in pairs))
@@ -479,7 +488,7 @@ def _ended(outcome: Outcome) -> str:
     """On one line: the first of a message, which says what happened."""
     said = outcome.fingerprint()
     if said is not None:
-        return said.strip().partition("\n")[0]
+        return _cut(said.strip().partition("\n")[0])
     return f"{outcome.kind} ({outcome.detail})" if outcome.detail else outcome.kind
 
 
@@ -541,14 +550,20 @@ def _other_difference(ours: Record, theirs: Record) -> str:
         name = next((name for name in sorted({*left, *right}) if left.get(name) != right.get(name)), None)
         if name is None:
             return "values were observed in another order"
-        return f"observed {name}: {left.get(name, 'nothing')} against {right.get(name, 'nothing')}"
+        shown = [_cut(one.get(name, "nothing")) for one in (left, right)]
+        return f"observed {_cut(name)}: {shown[0]} against {shown[1]}"
     if first.get("state") != second.get("state"):
         return "other switches were left changed"
     return ""
 
 
 def _shown(operator: Operator | None) -> str:
-    return "none" if operator is None else operator.name
+    return "none" if operator is None else _cut(operator.name)
+
+
+def _cut(text: str) -> str:
+    """As much as a table can hold; the record has the rest."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def audit(replays: Sequence[Replay], fetch: Fetch) -> list[tuple[Replay, Agreement]]:

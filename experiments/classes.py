@@ -54,6 +54,8 @@ _DERIVED = (
 )
 """Facts that follow from others, or that no calculation with a given number of threads depends on."""
 
+MOST = 300
+"""Facts of a machine that are looked at; a worker tells of 75."""
 _UNREADABLE = "not readable"
 
 
@@ -113,7 +115,8 @@ def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def factors(facts: Mapping[str, Any], sources: str) -> dict[str, dict[str, str]]:
     """Facts sorted by what sets them; `sources` is the setting's."""
     found: dict[str, dict[str, str]] = {}
-    for name, value in {**flat(facts), "setting.sources": sources}.items():
+    told = dict(sorted(flat(facts).items())[:MOST])
+    for name, value in {**told, "setting.sources": sources}.items():
         if name not in _DERIVED and value != _UNREADABLE:
             found.setdefault(_factor(name), {})[name] = value
     return found
@@ -260,7 +263,7 @@ class Split:
 
 def splits(listed: Sequence[Machine]) -> list[Split]:
     """Factors ranked: by the cases that they would decide, then by how few values they need for it, as a fact that is
-    different on every machine goes with any difference.
+    different on every machine goes with any difference; the host, which explains nothing, after its equals.
     """
     seen = {machine.name: machine.evidence for machine in listed}
     cases = sorted({case for found in seen.values() for case in found})
@@ -276,7 +279,7 @@ def splits(listed: Sequence[Machine]) -> list[Split]:
         decides = sum(_decided(case, seen, values) for case in open_)
         if decides:
             made.append(Split(name, decides, len(open_), len(set(values.values()))))
-    return sorted(made, key=lambda one: (-one.decides, one.values, one.factor))
+    return sorted(made, key=lambda one: (-one.decides, one.values, one.factor == "host", one.factor))
 
 
 def _decided(case: str, seen: Mapping[str, Mapping[str, str]], values: Mapping[str, str]) -> bool:

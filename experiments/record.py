@@ -846,6 +846,9 @@ def _tensor(data: Any) -> Tensor:
 def _operator(data: Any) -> Operator:
     """Operators are many, so each is a short list instead of an object."""
     thread, depth, name, shapes = data
+    right = _FITS["int"](thread) and _FITS["int"](depth) and isinstance(name, str)
+    if not right or not all(_FITS["tuple[int, ...]"](shape) for shape in shapes):
+        raise RecordError(f"an operator is {data!r:.100}, not thread, depth, name and shapes")
     return Operator(thread, depth, name, tuple(tuple(shape) for shape in shapes))
 
 
@@ -889,12 +892,36 @@ def _object(data: Any, kind: Any, what: str) -> dict[str, Any]:
     return {listed[key].name: _of_kind(value, listed[key].type, f"{key} of the {what}") for key, value in data.items()}
 
 
+_FITS: Mapping[str, Any] = {
+    "None": lambda value: value is None,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, (int, float, str)) and not isinstance(value, bool),
+    "tuple[str, ...]": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "tuple[int, ...]": lambda value: isinstance(value, list) and all(_is_size(one) for one in value),
+    "tuple[Mapping[str, Any], ...]": lambda value: (
+        isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    ),
+    "Mapping[str, Any]": lambda value: isinstance(value, dict),
+    "Mapping[str, str]": lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
+}
+"""Whether a JSON value is of the kind that a field is declared as. What is not here is checked where it is read."""
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+
+
 def _of_kind(value: Any, kind: Any, what: str) -> Any:
-    """Integers from 2**53 come as text."""
+    """The value, which must be of the kind that its field is declared as. Integers from 2**53 come as text."""
     if kind in ("int", "int | None") and isinstance(value, str):
         if not re.fullmatch(r"-?[1-9][0-9]{15,}", value):
-            raise RecordError(f"{what} is {value!r}, which is no integer")
+            raise RecordError(f"{what} is {value!r:.100}, which is no integer")
         return int(value)
+    checks = [_FITS.get(one) for one in str(kind).split(" | ")]
+    if None not in checks and not any(check(value) for check in checks):
+        raise RecordError(f"{what} is {value!r:.100}, not {kind}")
     return value
 
 

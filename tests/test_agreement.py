@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.agreement import (
+    LONGEST,
     RANKS,
     Allowance,
     align,
@@ -613,3 +614,26 @@ def test_the_rank_of_two_replays_has_no_direction(left, right, allowed):
     assert (found.rank == 1) == (first.evidence_digest() == second.evidence_digest()), (
         "identical means equal evidence, and nothing else does"
     )
+
+
+# Records that somebody else made.
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"\0" * 7, b"\0" * 4095])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_content_that_is_no_such_tensor_is_not_compared(bench, dtype, content):
+    one = bench.tensor("output", "x", [1.0, 2.0], dtype)
+    other = replace(one, digest=bench.keep(content))
+    for pair in ((one, other), (other, one)):
+        assert difference(*pair, bench.blobs.get).compared == 0
+        assert steps(*pair, bench.blobs.get) is None
+    numbers = [float(index) for index in range(5000)]
+    odd = replace(sampled(bench, numbers), digest="0" * 64, samples=bench.keep(content), sketch=bench.keep(b"\0" * 7))
+    assert difference(odd, sampled(bench, numbers, [0.0]), bench.blobs.get).compared == 0
+
+
+def test_a_first_difference_is_no_longer_than_a_table_can_hold(bench):
+    long = (made(bench, ended=samples.outcome("raised", text * 9999)) for text in "ab")
+    assert len(ranked(bench, *long).first) < 2 * LONGEST + 100
+    values_ = (made(bench, observed=(Observed("n", text * 9999, "evidence", None),)) for text in "ab")
+    assert len(ranked(bench, *values_).first) < 2 * LONGEST + 100

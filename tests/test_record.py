@@ -651,3 +651,38 @@ def test_sample_positions_follow_no_grid():
     """Equal steps would see one column of a matrix and nothing else."""
     steps = {b - a for a, b in zip(sample_positions(2**20), sample_positions(2**20)[1:], strict=False)}
     assert len(steps) > 500
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "question", "case"), []),
+        (("spec", "question", "threads"), True),
+        (("spec", "question", "parameters"), ["a"]),
+        (("spec", "setting", "variables"), {"MKL_CBWR": 1}),
+        (("spec", "setting", "memory"), 1.5),
+        (("spec", "setting", "environment"), None),
+        (("spec", "mark", "expectations"), [1]),
+        (("spec", "mark", "fork_safe"), 1),
+        (("outcome", "bases"), [None]),
+        (("outcome", "traceback"), {}),
+        (("ending", "exit_code"), "0"),
+        (("ending", "stdout", "written"), None),
+        (("observation", "tensors", 0, "shape"), [-1]),
+        (("observation", "tensors", 0, "shape"), [True]),
+        (("observation", "tensors", 0, "whole"), "yes"),
+        (("observation", "memory", 0, "peak"), "many"),
+        (("observation", "operators", "forward", 0, 2), 5),
+        (("observation", "operators", "forward", 0, 3), [[-4]]),
+    ],
+    ids=lambda value: "/".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_a_field_of_another_kind_is_refused(path, value):
+    """Whoever reads records relies on their kinds, and a record may come from anybody."""
+    data = json.loads(samples.record().text())
+    place = data
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(RecordError, match=r"not|no integer"):
+        Record.from_text(canonical(data))
