@@ -23,8 +23,9 @@ import json
 import math
 import re
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 SCHEMA = 3
 """Version of the record's JSON that this code writes. It reads 1 to SCHEMA."""
@@ -50,35 +51,38 @@ def canonical(value: Any) -> str:
     Numbers that JSON cannot carry exactly become strings: see `number`. Lone surrogates, which have no
     UTF-8 form, become their backslash escapes. Raises RecordError for anything that is not JSON.
     """
-    return "".join(_write(value, 0))
+    made: list[str] = []
+    _write(value, 0, made.append)
+    return "".join(made)
 
 
-def _write(value: Any, depth: int) -> Iterator[str]:
+def _write(value: Any, depth: int, out: Callable[[str], None]) -> None:
     if depth > _MAX_DEPTH:
         raise RecordError(f"nested deeper than {_MAX_DEPTH} levels")
     if value is None or value is True or value is False:
-        yield {None: "null", True: "true", False: "false"}[value]
+        out({None: "null", True: "true", False: "false"}[value])
     elif isinstance(value, str):
-        yield _string(value)
+        out(_string(value))
     elif isinstance(value, int):
-        yield str(int(value)) if abs(value) < _LARGEST else _string(str(int(value)))
+        out(str(int(value)) if abs(value) < _LARGEST else _string(str(int(value))))
     elif isinstance(value, float):
-        yield _float(value)
+        out(_float(value))
     elif isinstance(value, Mapping):
         if len({printable(key) if isinstance(key, str) else key for key in value}) != len(value):
             raise RecordError("two keys of an object print alike")
-        yield "{"
-        for index, key in enumerate(sorted(value, key=_utf16)):
-            yield ("," if index else "") + _string(key) + ":"
-            yield from _write(value[key], depth + 1)
-        yield "}"
+        start = "{"
+        for key in sorted(value, key=_utf16):
+            out(f"{start}{_string(key)}:")
+            _write(value[key], depth + 1, out)
+            start = ","
+        out("}" if value else "{}")
     elif isinstance(value, (list, tuple)):
-        yield "["
-        for index, item in enumerate(value):
-            if index:
-                yield ","
-            yield from _write(item, depth + 1)
-        yield "]"
+        start = "["
+        for item in value:
+            out(start)
+            _write(item, depth + 1, out)
+            start = ","
+        out("]" if value else "[]")
     else:
         raise RecordError(f"{type(value).__name__} has no JSON form")
 
@@ -678,6 +682,10 @@ class Record:
 
     def evidence_digest(self) -> str:
         """Equal for two records exactly if they hold the same evidence."""
+        return self._evidence_digest
+
+    @cached_property
+    def _evidence_digest(self) -> str:
         return digest(canonical(self.evidence()))
 
     def blobs(self) -> dict[str, str]:
@@ -919,8 +927,8 @@ def _of_kind(value: Any, kind: Any, what: str) -> Any:
         if not re.fullmatch(r"-?[1-9][0-9]{15,}", value):
             raise RecordError(f"{what} is {value!r:.100}, which is no integer")
         return int(value)
-    checks = [_FITS.get(one) for one in str(kind).split(" | ")]
-    if None not in checks and not any(check(value) for check in checks):
+    kinds = str(kind).split(" | ")
+    if all(one in _FITS for one in kinds) and not any(_FITS[one](value) for one in kinds):
         raise RecordError(f"{what} is {value!r:.100}, not {kind}")
     return value
 
