@@ -133,15 +133,20 @@ def _factor(name: str) -> str:
 
 
 def differing(ours: Machine, theirs: Machine) -> list[str]:
-    """The factors in which two machines differ, sorted. A switch that one of them cannot read does not count."""
+    """The factors in which two machines differ, sorted.
+
+    A switch that one of them cannot read does not count, nor does a fact that one of them does not tell: an older
+    version may not have asked. A variable that is not told is not set.
+    """
     names = {*ours.factors, *theirs.factors}
     return sorted(name for name in names if _differs(name, ours.factors.get(name), theirs.factors.get(name)))
 
 
 def _differs(name: str, ours: Mapping[str, str] | None, theirs: Mapping[str, str] | None) -> bool:
-    if name.startswith(SWITCH) and (ours is None or theirs is None):
-        return False
-    return ours != theirs
+    if ours is None or theirs is None:
+        return ours is not theirs and not name.startswith(SWITCH)
+    both = ours.keys() & theirs.keys()
+    return not both or any(ours[fact] != theirs[fact] for fact in both)
 
 
 def value(machine: Machine, factor: str, other: Machine | None = None) -> str:
@@ -338,7 +343,7 @@ def _cause(factor: str, ours: Machine, theirs: Machine, listed: Sequence[Machine
     first, second = ours.evidence, theirs.evidence
     best: Cause | None = None
     for machine in [theirs, *listed]:
-        if differing(ours, machine) != [factor] or machine.factors.get(factor) != theirs.factors.get(factor):
+        if differing(ours, machine) != [factor] or factor in differing(machine, theirs):
             continue
         seen = machine.evidence
         tried = [case for case in unlike if case in seen]

@@ -301,20 +301,35 @@ def _concluded(
 
     rows = _rows(content, records, fetch)
     other = _other_facts(machine, content.machine)
-    evidence = _evidence(records, fetch, Path(asked.output), anonymous=asked.anonymous)
     if not any(row.compared for row in rows):
         _say("nothing could be compared: no case ran both here and where the capsule was made")
-    status = _status(rows)
+    if not asked.json:
+        _told(rows, other)
+    # Last, so that a disk that is full does not take the table as well.
+    evidence, status = _kept(records, fetch, asked), _status(rows)
+    status = 2 if evidence is None else status
     if asked.json:
         print(json.dumps(_as_json(rows, other, evidence, status), indent=2))
-        return status
+    elif evidence is not None:
+        print(f"evidence: {evidence}")
+    return status
+
+
+def _told(rows: Sequence[Row], other: Mapping[str, tuple[str, str]]) -> None:
     _table(rows)
     print()
     for name, (here, there) in other.items():
         print(f"other than at home: {name}: {_visible(here)} here, {_visible(there)} there")
     print(_summary(rows))
-    print(f"evidence: {evidence}")
-    return status
+
+
+def _kept(records: Sequence[Record], fetch: Any, asked: argparse.Namespace) -> Path | None:
+    """The evidence file. None, with a sentence, if it could not be written."""
+    try:
+        return _evidence(records, fetch, Path(asked.output), anonymous=asked.anonymous)
+    except OSError as error:
+        _say(f"the evidence could not be written to {asked.output}: {error.strerror or error}; give --output FOLDER")
+        return None
 
 
 def _found(places: Sequence[Path], name: str) -> bytes | None:
@@ -406,7 +421,7 @@ def _summary(rows: Sequence[Row]) -> str:
     return f"{len(rows)} cases: {shown or 'none'}"
 
 
-def _as_json(rows: Sequence[Row], other: Mapping[str, Any], evidence: Path, status: int) -> dict[str, Any]:
+def _as_json(rows: Sequence[Row], other: Mapping[str, Any], evidence: Path | None, status: int) -> dict[str, Any]:
     cases = [
         {
             "scenario": row.scenario,
@@ -427,7 +442,7 @@ def _as_json(rows: Sequence[Row], other: Mapping[str, Any], evidence: Path, stat
         "cases": cases,
         "counts": _counts(rows),
         "other facts": facts,
-        "evidence": str(evidence),
+        "evidence": None if evidence is None else str(evidence),
         "exit status": status,
     }
 

@@ -1,6 +1,6 @@
 """Evidence reports from the archive.
 
-python -m reports [write] [--sweep ID] [--to FOLDER]
+python -m reports [write] [--sweep ID] [--to FOLDER] [--alone] [--junit FILE] [--github-summary] [--gate [MACHINE]]
 python -m reports claims [--json] [--sweep ID | --all]
 python -m reports publish [--sweep ID] [--name NAME]
 """
@@ -9,30 +9,43 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from experiments.record import machine_identity, replays
-from reports import files
+from experiments.record import RecordError, Replay, machine_identity, replays
+from experiments.verdict import Verdict, contexts, judge
+from reports import files, junit, summary
+from reports.across import CANNOT, Across, Pair
 from reports.files import ReportError
 from store import bundle
 from store.archive import Archive, ArchiveError
+from store.publisher import visible
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT_REPORTS = ROOT / "reports" / "evidence"
 KEPT_RECORDS = ROOT / "store" / "published"
+UNPUBLISHED = ("here", "archive")
+"""Origins of machines that nobody has published."""
+GATE_SHOWN = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given if _names_a_command(given) else ["write", *given])
     try:
         with Archive.open(options.archive, Path(options.blobs), create=False) as archive:
             return int(options.run(archive, options))
-    except (ReportError, ArchiveError, OSError) as error:
+    except (ReportError, ArchiveError, RecordError, OSError) as error:
         print(f"reports: {error}", file=sys.stderr)
         return 2
+
+
+def _names_a_command(given: Sequence[str]) -> bool:
+    """Options alone are those of `write`. Anything else goes to argparse, which says what it should have been."""
+    return bool(given) and (not given[0].startswith("-") or given[0] in ("-h", "--help"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,13 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--sweep", help="id of the sweep (default: the latest)")
     parser = argparse.ArgumentParser(
         prog="python -m reports",
-        description="Evidence reports, and rulings on claims, from the archive.",
-        epilog="Exit status: 0 done, 2 could not. `python -m store list --sweeps` lists the sweeps.",
+        description="Evidence reports, and rulings on claims, from the archive. Without COMMAND: write.",
+        epilog="Exit status: 0 done, 1 something differs (write --gate), 2 could not. "
+        "`python -m store list --sweeps` lists the sweeps.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    write = commands.add_parser("write", parents=[where], help="write the report on a sweep")
-    write.add_argument("--to", default="outputs/reports", help="folder (default: %(default)s)")
-    write.set_defaults(run=_write)
+    _add_write(commands, where)
     claims = commands.add_parser("claims", parents=[where], help="print every claim with its ruling and records")
     claims.add_argument("--json", action="store_true", help="as JSON: id, ruling, why, digests")
     claims.add_argument("--all", action="store_true", help="decide from every sweep in the archive")
@@ -61,9 +73,118 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+WRITE_EXAMPLES = """\
+examples:
+  python -m reports                                     the latest sweep, beside other machines
+  python -m reports --alone                             and no other machine
+  python -m reports --junit outputs/junit.xml --gate    for a job that shall fail if something differs
+  python -m reports --gate linux-avx2                   held against that machine alone
+  python -m reports --github-summary                    in GitHub Actions
+
+exit status: 0 written, 1 written and something differs (--gate only), 2 could not. Whether verdicts are as expected
+does not show in it. The path of the report goes to stdout, all else to stderr.
+"""
+
+
+def _add_write(commands: Any, where: argparse.ArgumentParser) -> None:
+    write = commands.add_parser(
+        "write",
+        parents=[where],
+        help="write the report on a sweep (the default)",
+        description="Write the report on a sweep, and what is asked for beside it.",
+        epilog=WRITE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    write.add_argument("--to", default="outputs/reports", help="folder (default: %(default)s)")
+    write.add_argument("--alone", action="store_true", help="look at no other machine")
+    write.add_argument("--junit", type=Path, metavar="FILE", help="also write verdicts and agreement as JUnit XML")
+    write.add_argument(
+        "--github-summary", action="store_true", help=f"also append a summary to the file that {summary.VARIABLE} names"
+    )
+    write.add_argument(
+        "--gate",
+        nargs="?",
+        const="",
+        metavar="MACHINE",
+        help="exit with 1 if a case differs beyond rounding from what was published: from any machine of a published "
+        "bundle, or from MACHINE, by its name in the report",
+    )
+    write.set_defaults(run=_write)
+
+
 def _write(archive: Archive, options: argparse.Namespace) -> int:
-    print(files.write(archive, options.sweep or files.latest(archive), Path(options.to)))
-    return 0
+    """The report first: what is asked for beside it may fail, and then it is there to look at."""
+    page = _summary_file() if options.github_summary else None
+    if options.alone and options.gate is not None:
+        raise ReportError("--alone looks at no other machine, so --gate has nothing to hold it against: give one")
+    sweep, folder = options.sweep or files.latest(archive), Path(options.to)
+    made = files.report(archive, sweep, sweep, None if options.alone else files.PUBLISHED)
+    path = files.keep(made, folder, sweep)
+    print(path)
+    if options.junit is not None or page is not None:
+        judged = _judged(archive, sweep)
+        if options.junit is not None:
+            options.junit.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(options.junit, junit.document(sweep, judged, made.across))
+        if page is not None:
+            _summarize(page, summary.sections(sweep, [verdict for _, verdict in judged], made.across, path))
+    return 0 if options.gate is None else _gate(made.across, options.gate)
+
+
+def _judged(archive: Archive, sweep: str) -> list[tuple[Replay, Verdict]]:
+    made = replays(archive.records(sweep=sweep))
+    return [(replay, judge(replay, context)) for replay, context in zip(made, contexts(made, archive.fetch))]
+
+
+def _summary_file() -> Path:
+    """Where GitHub Actions wants the summary. Raises ReportError if it does not say."""
+    name = os.environ.get(summary.VARIABLE)
+    if not name:
+        raise ReportError(
+            f"--github-summary: {summary.VARIABLE} is not set. GitHub Actions sets it to the file that a summary is "
+            f"appended to; elsewhere set it to a file, or leave --github-summary out"
+        )
+    return Path(name)
+
+
+def _summarize(page: Path, sections: Sequence[Sequence[str]]) -> None:
+    left = summary.append(page, sections)
+    if left:
+        print(f"reports: left out of the summary, which is full: {'; '.join(left)}", file=sys.stderr)
+
+
+def _gate(found: Across | None, name: str) -> int:
+    """1 if a case differs beyond rounding from a published machine, or from the one of that name; else 0. Raises
+    ReportError if there is no such machine, or no case was compared with it.
+    """
+    pairs = [pair for pair in _held_against(found, name) if pair.compared and pair.agreement.rank < CANNOT]
+    if not pairs:
+        raise ReportError(
+            f"--gate: no case was compared with {name or 'a published machine'}, so there is nothing to hold it "
+            f"against: run what was published, or publish this sweep with `make publish`"
+        )
+    differing = [pair for pair in pairs if pair.differs]
+    if not differing:
+        return 0
+    print(f"reports: {len(differing)} of {len(pairs)} differ from what was published, beyond rounding", file=sys.stderr)
+    for pair in differing[:GATE_SHOWN]:
+        print(f"  {_said(pair)}", file=sys.stderr)
+    return 1
+
+
+def _held_against(found: Across | None, name: str) -> list[Pair]:
+    published = [one.name for one in (found.others if found else ()) if one.origin not in UNPUBLISHED]
+    if name and name not in published:
+        known = ", ".join(visible(one) for one in published) or "none"
+        raise ReportError(
+            f"--gate {name}: no published machine that has run something of this sweep is called so. Published: {known}"
+        )
+    return [pair for pair in (found.pairs if found else ()) if pair.machine in ([name] if name else published)]
+
+
+def _said(pair: Pair) -> str:
+    why = pair.agreement.first or pair.agreement.rule
+    return visible(f"{pair.machine}: {pair.scenario} {pair.label}: {pair.agreement.word}: {why}")
 
 
 def _claims(archive: Archive, options: argparse.Namespace) -> int:
@@ -97,14 +218,17 @@ def _publish(archive: Archive, options: argparse.Namespace) -> int:
 
 def _name(archive: Archive, sweep: str) -> str:
     """What the machine is, in a word that sorts well: ``linux-x86_64-avx512-torch-2.13.0-cpu-1a2b3c4d``."""
-    documents = files.facts(archive, replays(archive.records(sweep=sweep)))
+    made = replays(archive.records(sweep=sweep))
+    documents = files.facts(archive, made)
     if not documents:
         raise ReportError(f"nothing of sweep {sweep} has run, so there is nothing to publish")
     machine: Any = next(iter(documents.values()))
     kind = "cuda" if machine["gpu"] else "cpu"
     version = str(machine["torch"]["version"]).partition("+")[0]
     parts = (machine["system"]["name"], machine["cpu"]["architecture"], machine["cpu"]["capability"], "torch", version)
-    return "-".join([*parts, kind, machine_identity(machine)[:8]]).lower().replace(" ", "_")
+    environment = made[0].spec.setting.environment
+    named = [] if environment == "default" else [re.sub(r"[^\w.-]", "_", environment)]
+    return "-".join([*parts, kind, machine_identity(machine)[:8], *named]).lower().replace(" ", "_")
 
 
 if __name__ == "__main__":

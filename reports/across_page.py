@@ -45,7 +45,9 @@ def placed(found: Across) -> str:
     shown = ", ".join(f"{most[word]} {word}" for word in RANKS.values() if most[word])
     if not found.others:
         return "No other machine has run what was asked here: there is nothing to compare with."
-    return f"This machine {alike}, in all cases that they share. Over all pairs with another machine: {shown}."
+    return (
+        f"This machine {alike}, in all cases that they share. Over all pairs with another machine: {shown or 'none'}."
+    )
 
 
 def _names(names: Sequence[str]) -> str:

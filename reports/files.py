@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from experiments.classes import FLIP
-from experiments.record import Record, Replay, digest, parse, replays
+from experiments.record import Record, RecordError, Replay, canonical, digest, parse, replays
 from experiments.verdict import Ruling
 from reports import across_page
 from reports.across import BIN_NAMES, Across, Origin, across, as_json
@@ -56,12 +56,12 @@ def keep(made: Report, folder: Path, stem: str) -> Path:
     """Put a report and what lies beside it into `folder`; gives the path of the text."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in made.files.items():
-        _replace(folder / name, content)
-    _replace(folder / f"{stem}.md", made.text.encode("utf-8"))
+        replace(folder / name, content)
+    replace(folder / f"{stem}.md", made.text.encode("utf-8"))
     return folder / f"{stem}.md"
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
     """All of it or nothing, as nobody reads half a report."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_bytes(content)
@@ -109,7 +109,9 @@ def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], publishe
     with contextlib.ExitStack() as open_:
         bundles = [(path, open_.enter_context(bundle.read(path))) for path in sorted(published.glob("*.zip"))]
         fetches = [archive.fetch, *(one.fetch for _, one in bundles)]
-        origins = [_rest(archive, own), *(_bundled(path, one) for path, one in bundles)]
+        taken = {digest(record.text()) for replay in made for record in replay.records.values()}
+        other = [(path, one) for path, one in bundles if not set(one.digests) <= taken]  # not this very sweep
+        origins = [_rest(archive, own), *(_bundled(path, one) for path, one in other)]
         return across(own, [one for one in origins if one.replays], _any(fetches), REPORTED, len(planned))
 
 
@@ -120,7 +122,7 @@ def _rest(archive: Archive, own: Origin) -> Origin:
     cells = archive.cells()
     wanted = [cell.digest for cell in cells if cell.case_digest in asked and cell.digest not in taken]
     found = replays_by_machine(archive.records(digests=wanted) if wanted else [])
-    return Origin("archive", found, facts(archive, found))
+    return Origin("archive", found, _told(found, archive.fetch))
 
 
 def replays_by_machine(records: Sequence[Record]) -> tuple[Replay, ...]:
@@ -145,9 +147,20 @@ def replays_by_machine(records: Sequence[Record]) -> tuple[Replay, ...]:
 
 def _bundled(path: Path, found: bundle.Bundle) -> Origin:
     made = replays_by_machine(found.records)
-    documents = {replay.machine: found.fetch(replay.machine) for replay in made if replay.machine}
-    parsed = {name: parse(content.decode("utf-8")) for name, content in documents.items() if content is not None}
-    return Origin(path.stem, made, parsed)
+    return Origin(path.name, made, _told(made, found.fetch))
+
+
+def _told(made: Sequence[Replay], fetch: Callable[[str], bytes | None]) -> dict[str, Mapping[str, Any]]:
+    """Machine documents by digest. What somebody else wrote and is none says nothing of a machine."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in {replay.machine for replay in made if replay.machine}:
+        try:
+            document = parse((fetch(name) or b"null").decode("utf-8"))
+            canonical(document)  # refuses what is nested too deep
+        except (RecordError, UnicodeDecodeError):
+            document = {}
+        found[name] = document if isinstance(document, dict) else {}
+    return found
 
 
 def _any(fetches: Sequence[Callable[[str], bytes | None]]) -> Callable[[str], bytes | None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-from pathlib import Path
 from typing import Sequence
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
@@ -31,22 +30,14 @@ LONGEST = 4000
 def document(sweep: str, judged: Sequence[tuple[Replay, Verdict]], found: Across | None) -> bytes:
     """The verdicts of a sweep as one suite, and a suite for each other machine; `found` None has no other machine."""
     root = JUnitXml("twofold")
-    root.append(_verdicts(sweep, judged))
-    for machine in sorted(found.others if found else (), key=lambda one: one.name):
-        assert found is not None
-        root.append(_machine(machine, found))
-    root.update_statistics()
+    root.add_testsuite(_verdicts(sweep, judged))
+    if found is not None:
+        for machine in sorted(found.others, key=lambda one: one.name):
+            root.add_testsuite(_machine(machine, found))
+    root.update_statistics()  # type: ignore[no-untyped-call]
     written = io.BytesIO()
     root.write(written)
     return written.getvalue()
-
-
-def write(path: Path, content: bytes) -> None:
-    """All of it or nothing, as nobody reads half a document. Raises OSError if it cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_bytes(content)
-    beside.replace(path)
 
 
 def _suite(name: str, properties: Sequence[tuple[str, str]], cases: Sequence[TestCase]) -> TestSuite:
@@ -60,8 +51,9 @@ def _suite(name: str, properties: Sequence[tuple[str, str]], cases: Sequence[Tes
 def _case(replay: Replay, name: str, came_to: FinalResult | None, timed: Replay | None) -> TestCase:
     """A case with the seconds of the plain process of `timed`."""
     record = timed.plain if timed is not None else None
-    seconds = record.ending.duration if record is not None else 0.0
-    made = TestCase(_line(name), _line(replay.spec.question.scenario), seconds if math.isfinite(seconds) else 0.0)
+    took = record.ending.duration if record is not None else 0.0
+    seconds = round(took, 3) if math.isfinite(took) else 0.0
+    made = TestCase(_line(name), _line(replay.spec.question.scenario), seconds)
     if came_to is not None:
         made.result = came_to
     return made

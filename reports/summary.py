@@ -78,12 +78,15 @@ def append(path: Path, made: Sequence[Sequence[str]], limit: int = LIMIT) -> lis
 
 def _fitting(parts: Sequence[str], room: int) -> tuple[list[str], list[str]]:
     """The parts that fit beside a note on the others, and the titles of the others."""
+    if len(_joined(parts, [])) <= room:
+        return list(parts), []
     kept: list[str] = []
-    for place, part in enumerate(parts):
-        others = [_title(one) for one in parts if one not in kept and one != part]
-        if len(_joined([*kept, part], others if place < len(parts) - 1 or len(kept) < place else [])) <= room:
-            kept.append(part)
-    return kept, [_title(part) for part in parts if part not in kept]
+    left = list(parts)
+    for part in parts:
+        others = [one for one in left if one is not part]
+        if len(_joined([*kept, part], [_title(one) for one in others])) <= room:
+            kept, left = [*kept, part], others
+    return kept, [_title(part) for part in left]
 
 
 def _title(part: str) -> str:

@@ -20,6 +20,7 @@ from test_interpreters import needed
 from test_sweep import GOOD, SLOW, project, run, store
 
 from experiments import capsule
+from experiments import elsewhere as program
 from experiments.record import Record, digest
 
 TELLING = (
@@ -28,7 +29,8 @@ TELLING = (
     .replace("import torch\n", "import pathlib\nimport platform\n\nimport torch\n", 1)
     .replace(
         "    return loss(scores, 2.0)\n",
-        '    raise RuntimeError(f"cannot open {pathlib.Path.home()}/a and /data/{pathlib.Path.home().name}/b on {platform.node()}")\n',
+        "    home = pathlib.Path.home()\n"
+        '    raise RuntimeError(f"cannot open {home}/a and /data/{home.name}/b on {platform.node()}")\n',
     )
 )
 CASES = 3
@@ -337,6 +339,22 @@ def test_a_second_run_keeps_the_first_evidence(home, bare, elsewhere):
     assert second.is_file()
     assert digest(first.read_bytes()) == kept
     second.unlink()
+
+
+def test_evidence_that_cannot_be_written_takes_nothing_else_with_it(home, elsewhere, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(program, "_evidence", full)
+    asked = program._parser().parse_args([])
+    asked.json = False
+    content = capsule.read(home / "one.pyz")
+    machine = content.machine
+    status = program._concluded(content, content.records, home / "nothing ran here", machine, asked)
+    said = capsys.readouterr()
+    assert status == 2
+    assert "6 cases: 6 identical" in said.out
+    assert "evidence could not be written to .: No space left on device; give --output FOLDER" in said.err
 
 
 # Other systems.

@@ -72,6 +72,7 @@ PICTURE = {
     "store/signature.py": ("experiments.pack", "experiments.record", "store.checks", "store.errors", "cryptography"),
     "store/crate.py": ("experiments.record", "store.archive", "store.cells", "store.errors", "rocrate"),
     "store/*.py": (*CORE, "experiments.scenario", "store", "sqlalchemy", "alembic"),
+    "reports/junit.py": (*CORE, "reports", "store", "junitparser"),
     "reports/*.py": (*CORE, "experiments.scenario", "reports", "store"),
 }
 """What a file may import beside the standard library. The first pattern that matches counts; `*` crosses folders."""
