@@ -9,11 +9,12 @@ Pure: replays in, values out. Only the standard library is imported here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Mapping, Sequence
 
-from .record import Replay, digest, printable
+from .record import VARIABLES, Replay, digest, printable
 
 CAPABILITY = "CPU capability"
 MKL = "MKL mode"
@@ -370,6 +371,8 @@ def _word(followed: int, stayed: int, tried: int) -> str:
 FLIP = "flip-"
 """How the environment of a counter-replay is called: it proves causes, and is no machine of its own."""
 
+MOST_THREADS = 1024
+_WORD = re.compile(r"[\w.,:;=+-]{1,200}")
 _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 """What x86-64 processors can play, in this order: each can play those before its own."""
 
@@ -396,14 +399,30 @@ def hindrance(factor: str, ours: Machine, theirs: Machine) -> str:
         if _CAPABILITIES.index(there) > _CAPABILITIES.index(here):
             return f"this processor, as it was run, has no {there}"
         return ""
+    facts = theirs.factors.get(factor, {})
     if factor == MKL or factor.startswith(VARIABLE):
-        unset = not theirs.factors.get(factor)
-        return "it is set here and not there: unset it and sweep again" if unset else ""
-    if factor == THREADS and not theirs.factors.get(factor, {}).get("switches.threads", "").isdecimal():
-        return "how many it has there is not told"
-    if factor in (THREADS, PRECISION, INTERPRETER, SOURCES):
+        return _not_to_be_set(facts)
+    if factor == THREADS:
+        told = facts.get("switches.threads", "")
+        return "" if told.isdecimal() and 0 < int(told[:9]) <= MOST_THREADS else "it does not tell how many it has"
+    if factor == PRECISION:
+        known = facts.get("switches.matmul_precision") in ("highest", "high", "medium")
+        return "" if known else "it tells no precision that torch has"
+    if factor in (INTERPRETER, SOURCES):
         return ""
     return "it is another computer" if factor in ("host", "processor", "GPU", "system") else "no setting changes it"
+
+
+def _not_to_be_set(facts: Mapping[str, str]) -> str:
+    """Facts come from strangers: what they say is set here only if it is one of the variables that are recorded, with
+    a value that is a word.
+    """
+    if not facts:
+        return "it is set here and not there: unset it and sweep again"
+    names = [name.partition(".")[2] for name in facts]
+    if not all(name in VARIABLES for name in names) or not all(_WORD.fullmatch(text) for text in facts.values()):
+        return "it is no variable that a calculation depends on, or has an odd value: set it yourself and sweep"
+    return ""
 
 
 def flips(ours: Machine, theirs: Machine, listed: Sequence[Machine]) -> list[Flip]:

@@ -286,6 +286,8 @@ def _check(cfg: Config) -> None:
         raise ConfigError(f"hash_seed={cfg.hash_seed}: Python takes 0 to {2**32 - 1}")
     if cfg.environment.threads is not None and cfg.environment.threads < 1:
         raise ConfigError(f"environment.threads={cfg.environment.threads}: give 1 or more, or null")
+    if cfg.capsule is not None and not Path(cfg.capsule).absolute().parent.is_dir():
+        raise ConfigError(f"capsule={cfg.capsule}: there is no such folder")
     interpreter(cfg.environment)
 
 

@@ -44,7 +44,7 @@ def prove(cfg: Config, run: Callable[[Config], int]) -> int:
             if flip.interpreter and not cfg.environment.python:
                 say(f"{flip.factor}: not flipped: give another interpreter with PYTHON=/path/to/python")
                 continue
-            say(f"flip {number} of {len(listed)}: {_said(flip)}")
+            say(f"flip {number} of {len(listed)}: {visible(_said(flip))}")
             if run(_flipped(cfg, found, chosen, flip)) == 130:
                 return 130
         made = files.report(archive, sweep, sweep)

@@ -437,6 +437,10 @@ def test_two_machines_of_equal_evidence_have_no_causes(seen, first, second, list
 # Flipping.
 
 
+ODD = "it is no variable that a calculation depends on, or has an odd value: set it yourself and sweep"
+"""What somebody else's evidence says is not put into the environment of our processes as it is."""
+
+
 def with_(factor, **facts):
     return made("theirs", {"a": 2}, **{factor: facts})
 
@@ -449,8 +453,14 @@ def with_(factor, **facts):
         (MKL, {"variables.MKL_CBWR": "AVX2"}, ""),
         (f"{VARIABLE}KMP_BLOCKTIME", {"variables.KMP_BLOCKTIME": "0"}, ""),
         (THREADS, {"switches.threads": "4"}, ""),
-        (THREADS, {}, "how many it has there is not told"),
-        (THREADS, {"switches.threads": "many"}, "how many it has there is not told"),
+        (THREADS, {}, "it does not tell how many it has"),
+        (THREADS, {"switches.threads": "many"}, "it does not tell how many it has"),
+        (THREADS, {"switches.threads": "9" * 99}, "it does not tell how many it has"),
+        (THREADS, {"switches.threads": "0"}, "it does not tell how many it has"),
+        (PRECISION, {"switches.matmul_precision": "planted"}, "it tells no precision that torch has"),
+        (f"{VARIABLE}LD_PRELOAD", {"variables.LD_PRELOAD": "planted.so"}, ODD),
+        (f"{VARIABLE}KMP_BLOCKTIME", {"variables.KMP_BLOCKTIME": "0; rm"}, ODD),
+        (MKL, {"variables.MKL_CBWR": "AVX2\nLD_PRELOAD=planted.so"}, ODD),
         (PRECISION, {"switches.matmul_precision": "high"}, ""),
         (INTERPRETER, {"torch.version": "2.14"}, ""),
         (SOURCES, {"setting.sources": "copied"}, ""),

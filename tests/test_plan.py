@@ -14,7 +14,18 @@ from omegaconf import OmegaConf
 
 from experiments import catalogue
 from experiments.catalogue import Catalogue, CatalogueError, Entry
-from experiments.config import Config, ConfigError, Device, Isolation, Pass, Suite, plan, register
+from experiments.config import (
+    Config,
+    ConfigError,
+    Device,
+    Isolation,
+    Pass,
+    Precision,
+    Sources,
+    Suite,
+    plan,
+    register,
+)
 from experiments.overrides import refusal
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -541,6 +552,9 @@ def test_a_suite_that_holds_nothing_of_the_choice_is_refused():
         ({"isolation__sample": 1.5}, "isolation.sample=1.5"),
         ({"devices": []}, "devices=[]"),
         ({"environment__python": "/nowhere/python"}, "environment.python=/nowhere/python"),
+        ({"environment__python": "no-such-python"}, "environment.python=no-such-python"),
+        ({"environment__threads": 0}, "environment.threads=0"),
+        ({"capsule": "/nowhere/one.pyz"}, "capsule=/nowhere/one.pyz"),
     ],
 )
 def test_a_value_that_runs_nothing_is_refused_in_a_sentence(changes, text):
@@ -675,3 +689,27 @@ def test_an_experiment_has_the_last_word(path):
     composed = OmegaConf.to_container(made, enum_to_str=True)
     assert {key: composed[key] for key in wanted} == wanted
     assert again.scenarios == ["attention/*"]
+
+
+# Environments.
+
+
+def test_an_environment_gives_threads_precision_and_sources():
+    plain, given = (
+        plan(config(**changes), listed()).specs
+        for changes in ({}, {"environment__threads": 2, "environment__sources": Sources.copied})
+    )
+    assert {one.setting.threads for one in plain} == {None}
+    assert {(one.setting.threads, one.setting.sources, one.setting.isolation) for one in given} == {
+        (2, "copied", "fresh")
+    }
+    assert {one.question.digest() for one in plain} == {one.question.digest() for one in given}, "or nothing compares"
+    precise = plan(config(environment__matmul_precision=Precision.medium), listed()).specs
+    assert {one.setting.matmul_precision for one in precise} == {"medium"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "environment").glob("*.yaml")))
+def test_every_shipped_environment_is_named_after_its_file_and_says_what_it_is(name):
+    text = (CONF / "environment" / f"{name}.yaml").read_text()
+    assert f"\nname: {name}\n" in text
+    assert text.startswith("# ")
