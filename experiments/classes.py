@@ -155,8 +155,8 @@ def value(machine: Machine, factor: str, other: Machine | None = None) -> str:
     ours = machine.factors.get(factor, {})
     theirs = other.factors.get(factor, {}) if other is not None else {}
     shown = [name for name in sorted({*ours, *theirs}) if other is None or ours.get(name) != theirs.get(name)]
-    if len(shown) == 1:
-        return ours.get(shown[0], "not set")
+    if len(shown) < 2:
+        return ours.get(shown[0], "not set") if shown else "not set"
     return ", ".join(
         f"{name.rpartition('.')[2] if '.' in name else name} {ours.get(name, 'not set')}" for name in shown
     )
@@ -265,14 +265,19 @@ class Split:
     """Cases whose evidence is not the same on all machines."""
     values: int
     """Values that the factor has among the machines."""
+    along: int
+    """Pairs of the first machine with another, case by case, that differ in evidence and in the factor."""
+    pairs: int
+    """Those pairs that differ in evidence."""
 
 
 def splits(listed: Sequence[Machine]) -> list[Split]:
-    """Factors ranked: by the cases that they would decide, then by how few values they need for it, as a fact that is
-    different on every machine goes with any difference; the host, which explains nothing, after its equals.
+    """Factors ranked: by the cases of the first machine that they would decide, then by how many differences from it
+    they go along with, then by how few values they need for it, as a fact that is different on every machine goes with
+    any difference; the host, which explains nothing, after its equals.
     """
     seen = {machine.name: machine.evidence for machine in listed}
-    cases = sorted({case for found in seen.values() for case in found})
+    cases = sorted(seen[listed[0].name]) if listed else []
     open_ = [case for case in cases if len({found[case] for found in seen.values() if case in found}) > 1]
     names = sorted({name for machine in listed for name in machine.factors})
     made = []
@@ -283,9 +288,21 @@ def splits(listed: Sequence[Machine]) -> list[Split]:
         if len(set(values.values())) < 2:
             continue
         decides = sum(_decided(case, seen, values) for case in open_)
-        if decides:
-            made.append(Split(name, decides, len(open_), len(set(values.values()))))
-    return sorted(made, key=lambda one: (-one.decides, one.values, one.factor == "host", one.factor))
+        along, pairs = _along(name, listed, open_)
+        if decides or along:
+            made.append(Split(name, decides, len(open_), len(set(values.values())), along, pairs))
+    return sorted(made, key=lambda one: (-one.decides, -one.along, one.values, one.factor == "host", one.factor))
+
+
+def _along(name: str, listed: Sequence[Machine], cases: Sequence[str]) -> tuple[int, int]:
+    """How many differences from the first machine the factor goes along with, and how many there are."""
+    first = listed[0]
+    numbers = {
+        other.name: sum(case in other.evidence and other.evidence[case] != first.evidence[case] for case in cases)
+        for other in listed[1:]
+    }
+    along = sum(numbers[other.name] for other in listed[1:] if name in differing(first, other))
+    return along, sum(numbers.values())
 
 
 def _decided(case: str, seen: Mapping[str, Mapping[str, str]], values: Mapping[str, str]) -> bool:

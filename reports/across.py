@@ -282,7 +282,7 @@ def as_json(found: Across) -> str:
             ],
             "pairs": [_pair(pair) for pair in found.pairs],
             "classes": [[member.name for member in one.members] for one in found.classes],
-            "splits": [[one.factor, one.decides, one.of, one.values] for one in found.splits],
+            "splits": [[one.factor, one.decides, one.of, one.values, one.along, one.pairs] for one in found.splits],
             "causes": {
                 name: [[one.factor, one.ours, one.theirs, one.word, one.followed, one.of, one.by] for one in listed]
                 for name, listed in found.causes.items()

@@ -74,10 +74,10 @@ def _classes(found: Across) -> list[str]:
     """Classes with representative and outliers, and the first difference of each from ours."""
     if not found.classes:
         return []
-    largest = max(len(one.members) for one in found.classes)
+    shared = any(len(one.members) > 1 for one in found.classes)
     rows = []
     for number, one in enumerate(found.classes, 1):
-        alone = len(found.classes) > 1 and len(one.members) < largest
+        alone = shared and len(one.members) == 1
         rows.append(
             [
                 str(number) + (" (outlier)" if alone else ""),
@@ -88,7 +88,7 @@ def _classes(found: Across) -> list[str]:
         )
     head = ("class", "representative", "members", "first difference from this machine")
     said = "Machines of one class have equal evidence digests in every case that they share"
-    return [f"{said}; an outlier is in a class smaller than the largest.", "", *table(head, rows)]
+    return [f"{said}; an outlier is alone in its class.", "", *table(head, rows)]
 
 
 def _first(members: Sequence[Machine], found: Across) -> str:
@@ -119,15 +119,16 @@ def _equal_everywhere(found: Across) -> list[str]:
             [
                 prose(name),
                 f"{split[name].decides} of {split[name].of}" if name in split else "0",
+                f"{split[name].along} of {split[name].pairs}" if name in split else "0",
                 *("; ".join(_values(name, machine, found)) for machine in whole),
             ]
             for name in ranked
         ]
-        head = ("factor", "would decide", *(code(machine.name) for machine in whole))
+        head = ("factor", "would decide", "goes along with", *(code(machine.name) for machine in whole))
         said = (
-            "What differs between the machines, by how many of the cases whose evidence is not the same everywhere "
-            "it would decide: machines of one value always have one evidence. A factor of few values says more than "
-            "one that is different everywhere. Empty: as here."
+            "What differs between the machines. It would decide a case whose evidence is not the same everywhere if "
+            "machines of one value always have one evidence; it goes along with a difference between this machine and "
+            "another if it differs, too. Neither proves a cause: see below. Empty: as here."
         )
         lines = ["", "### Facts that split the machines", "", said, "", *table(head, rows)]
     same = [name for name in names if name not in other and name in found.here.factors]

@@ -533,3 +533,22 @@ def test_a_fact_that_only_one_of_them_tells_does_not_count():
     assert differing(older, made("none", {"a": 1}, system={"compiler.c++": "g++ 12"})) == ["system"], (
         "nothing in common"
     )
+
+
+def test_what_is_not_run_here_splits_nothing_here():
+    listed = [made("ours", {"a": 0}), made("two", {"a": 0, "b": 1}), made("three", {"a": 0, "b": 2}, cap="AVX2")]
+    assert splits(listed) == []
+    assert splits([]) == []
+
+
+def test_a_factor_of_one_machine_among_several_goes_along_with_its_differences():
+    """Others split the same cases by other factors, so it decides none of them."""
+    listed = [
+        made("ours", {"a": 0, "b": 0}),
+        made("two", {"a": 1, "b": 1}, cap="AVX2"),
+        made("three", {"a": 2, "b": 0}, **{MKL: {"variables.MKL_CBWR": "COMPATIBLE"}}),
+    ]
+    assert [(one.factor, one.decides, one.along, one.pairs) for one in splits(listed)] == [
+        (CAPABILITY, 1, 2, 3),
+        (MKL, 0, 1, 3),
+    ]
