@@ -389,7 +389,7 @@ FLIP = "flip-"
 """How the environment of a counter-replay is called: it proves causes, and is no machine of its own."""
 
 MOST_THREADS = 1024
-_WORD = re.compile(r"[\w.,:;=+-]{1,200}")
+_WORD = re.compile(r"(?=\W*\w)[\w.,:;=+-]{1,200}")
 _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 """What x86-64 processors can play, in this order: each can play those before its own."""
 
