@@ -107,7 +107,11 @@ def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], publishe
         if spec.question.dtype == spec.question.input_dtype
     }
     with contextlib.ExitStack() as open_:
-        bundles = [(path, open_.enter_context(bundle.read(path))) for path in sorted(published.glob("*.zip"))]
+        about = {replay.spec.question.source for replay in made}
+        names = {replay.spec.question.scenario for replay in made}
+        bundles = [
+            (path, open_.enter_context(bundle.read(path, about | names))) for path in sorted(published.glob("*.zip"))
+        ]
         fetches = [archive.fetch, *(one.fetch for _, one in bundles)]
         taken = {digest(record.text()) for replay in made for record in replay.records.values()}
         other = [(path, one) for path, one in bundles if not set(one.digests) <= taken]  # not this very sweep

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Callable, Iterator, Self, Sequence
+from typing import Any, BinaryIO, Callable, Collection, Iterator, Self, Sequence
 
 from sqlalchemy import BigInteger, Integer, String
 
@@ -99,12 +99,15 @@ def manifest_and_signature(path: Path) -> tuple[bytes, bytes | None]:
 class Bundle:
     """The records of a bundle, all of which has been looked at, and what they rest on as long as it is open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, about: Collection[str] | None) -> None:
         """Raises ArchiveError as `add_bundle` does."""
         found: dict[str, Record] = {}
         self._file = _open(path)
         try:
-            self._packed = _accepted(path, self._file, "is refused", found.__setitem__)
+            if about is None:
+                self._packed = _accepted(path, self._file, "is refused", found.__setitem__)
+            else:
+                self._packed = _glanced_at(path, self._file, found.__setitem__, about)
         except BaseException:
             self._file.close()
             raise
@@ -131,12 +134,34 @@ class Bundle:
         self.close()
 
 
-def read(path: Path) -> Bundle:
+def read(path: Path, about: Collection[str] | None = None) -> Bundle:
     """A bundle, opened. Raises ArchiveError, as `add_bundle` does, if anything in it is not as it must be.
 
-    All its records are kept: they take about four times their text, at worst thirty times pack.LARGEST_RECORDS.
+    All its records are kept: they take about four times their text, at worst thirty times pack.LARGEST_RECORDS. With
+    `about` (names of scenarios, digests of their files), only those that name one of them are parsed, kept and looked
+    at closely; of the rest the seal, the layout and the digests are checked, which takes a fraction of the time.
     """
-    return Bundle(path)
+    return Bundle(path, about)
+
+
+def _glanced_at(path: Path, file: BinaryIO, keep: Keep, about: Collection[str]) -> Packed:
+    """The bundle, with the records kept that are about these scenarios."""
+    wanted = [one.encode("utf-8") for one in about]
+    try:
+        packed, problems = _laid_out(path, file)
+        if packed is None or problems:
+            raise _refused(path, "is refused", problems)
+        name = MANIFEST
+        listed = _listed(packed)
+        for name in sorted(packed.members.keys() - {MANIFEST, SIGNATURE}):
+            content = _matching(packed, name, listed.get(name))
+            if name.startswith("records/") and any(one in content for one in wanted):
+                _needed_by(name, content, keep)
+    except PackError as error:
+        raise _refused(path, "is refused", [Problem(name, str(error))]) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return packed
 
 
 Keep = Callable[[str, Record], None]

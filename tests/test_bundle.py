@@ -582,3 +582,20 @@ def test_a_text_that_is_too_deep_is_not_canonical(depth):
 def test_every_reason_for_a_refusal_is_in_the_document():
     table = (ROOT / "store" / "README.md").read_text().partition("| sentence |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(.*)` \|", table, re.MULTILINE) == list(pack.REFUSALS.values())
+
+
+def test_a_bundle_is_read_for_some_scenarios_only(sent):
+    """Records of others are neither parsed nor kept; what is damaged is found all the same."""
+    with read(sent) as whole:
+        assert whole.records
+        for about in ({whole.records[0].spec.question.source}, {whole.records[0].spec.question.scenario}):
+            with read(sent, about) as some:
+                assert some.records == whole.records
+                assert some.fetch(some.records[0].observation.machine) is not None
+    with read(sent, {"checkpoint/another", "0" * 64}) as none:
+        assert none.records == ()
+    content = bytearray(sent.read_bytes())
+    content[len(content) // 2] ^= 1
+    sent.write_bytes(content)
+    with pytest.raises(ArchiveError, match="seal"):
+        read(sent, {"checkpoint/another"})
