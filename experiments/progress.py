@@ -39,13 +39,15 @@ class Bar:
         self._task: TaskID = self._progress.add_task("sweep", total=total, completed=done, running=0, wrong=0)
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if console.is_terminal:  # elsewhere even a bar that is switched off ends with an empty line
+            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if console.is_terminal:
+            self._progress.stop()
 
     def running(self, count: int) -> None:
         self._progress.update(self._task, running=count)

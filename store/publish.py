@@ -127,7 +127,10 @@ def _summed(counts: Published) -> str:
 def _bar(name: str, total: int) -> Iterator[Callable[[], object]]:
     """Progress on stderr, on a terminal only. Gives what to call after each replay."""
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+    if not console.is_terminal:  # where even a bar that is switched off ends with an empty line
+        yield lambda: None
+        return
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"Publishing {name}", total=total)
         yield lambda: progress.advance(task)
 
