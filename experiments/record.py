@@ -711,7 +711,11 @@ class Record:
 
     def text(self) -> str:
         """The record as canonical JSON: what is stored, and what its digest is of."""
-        return canonical(self.to_json()) if self.written is None else self.written
+        return self._text if self.written is None else self.written
+
+    @cached_property
+    def _text(self) -> str:
+        return canonical(self.to_json())
 
     @classmethod
     def from_text(cls, text: str) -> Record:

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain, count
 from typing import Any, Container, Iterator, Mapping, Sequence
 
-from experiments.agreement import Agreement, Fetch, limits, noise, rank, steps
+from experiments.agreement import Agreement, Fetch, Noise, limits, noise, rank, steps
 from experiments.classes import (
     CAPABILITY,
     FLIP,
@@ -23,7 +23,7 @@ from experiments.classes import (
     splits,
 )
 from experiments.record import Replay, canonical
-from experiments.verdict import Context, contexts
+from experiments.verdict import contexts
 from reports.reported import Reported
 
 AGREES = 2
@@ -144,7 +144,8 @@ def across(
     asked = {replay.spec.question.case_digest() for replay in here.replays}
     known = list(_others(here, key, others, asked))
     listed = [machine for machine in known if not _is_flip(machine)]
-    pairs = tuple(pair for machine in listed for pair in _pairs(here, machine, fetch))
+    ours = _Measured(here, fetch)
+    pairs = tuple(pair for machine in listed for pair in _pairs(here, ours, machine, fetch))
     whole = [here, *listed]
     return Across(
         here=here,
@@ -205,30 +206,35 @@ def _fact(machine: Machine, factor: str, name: str) -> str:
     return machine.factors.get(factor, {}).get(name, "")
 
 
-def _pairs(here: Machine, other: Machine, fetch: Fetch) -> Iterator[Pair]:
-    ours, theirs = here.by_case, other.by_case
-    first, second = _contexts(here, fetch), _contexts(other, fetch)
-    for case, replay in ours.items():
+class _Measured:
+    """What the replays of a machine show of rounding, by case: measured when it is first asked for."""
+
+    def __init__(self, machine: Machine, fetch: Fetch) -> None:
+        self._fetch, self._found = fetch, dict[str, Noise]()
+        self._replays = machine.by_case
+        every = dict(zip(map(id, machine.replays), contexts(machine.replays, fetch)))
+        self._contexts = {case: every[id(replay)] for case, replay in machine.by_case.items()}
+
+    def noise(self, case: str) -> Noise:
+        if case not in self._found:
+            its = self._contexts[case]
+            self._found[case] = noise(self._replays[case], its.reference, its.float64, its.repeats, self._fetch)
+        return self._found[case]
+
+
+def _pairs(here: Machine, ours: _Measured, other: Machine, fetch: Fetch) -> Iterator[Pair]:
+    theirs = _Measured(other, fetch)
+    for case, replay in here.by_case.items():
         if is_ruler(replay):
             continue
-        found = theirs.get(case)
+        found = other.by_case.get(case)
         if found is None:
             yield Pair(other.name, replay, None, Agreement(CANNOT, _absent(replay, other), "", ()))
             continue
         agreement = rank(replay, found, fetch)
         if agreement.rank not in (1, CANNOT):
-            measured = [
-                noise(one, its.reference, its.float64, its.repeats, fetch)
-                for one, its in ((replay, first[case]), (found, second[case]))
-            ]
-            agreement = rank(replay, found, fetch, limits(*measured))
+            agreement = rank(replay, found, fetch, limits(ours.noise(case), theirs.noise(case)))
         yield Pair(other.name, replay, found, agreement)
-
-
-def _contexts(machine: Machine, fetch: Fetch) -> dict[str, Context]:
-    """By case, that of the replay which stands for it."""
-    every = dict(zip(map(id, machine.replays), contexts(machine.replays, fetch)))
-    return {case: every[id(replay)] for case, replay in machine.by_case.items()}
 
 
 def _absent(replay: Replay, other: Machine) -> str:
@@ -291,6 +297,15 @@ def as_json(found: Across) -> str:
     )
 
 
+def _largest(agreement: Agreement) -> dict[str, Any] | None:
+    """Of the tensors that were compared. None if all have the same bits, or none was compared."""
+    found = [one for one in agreement.differences if not one.same_bits and one.compared]
+    if not found:
+        return None
+    one = max(found, key=lambda each: each.absolute)
+    return {"tensor": f"{one.role} {one.name}", "absolute": one.absolute, "relative": one.relative, "ulp": one.ulp}
+
+
 def _pair(pair: Pair) -> dict[str, Any]:
     return {
         "machine": pair.machine,
@@ -303,9 +318,5 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "rank": pair.agreement.rank,
         "rule": pair.agreement.rule,
         "first difference": pair.agreement.first,
-        "differences": [
-            {"role": one.role, "name": one.name, "absolute": one.absolute, "relative": one.relative, "ulp": one.ulp}
-            for one in pair.agreement.differences
-            if not one.same_bits
-        ],
+        "largest difference": _largest(pair.agreement),
     }

@@ -115,14 +115,17 @@ def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], publishe
         fetches = [archive.fetch, *(one.fetch for _, one in bundles)]
         taken = {digest(record.text()) for replay in made for record in replay.records.values()}
         other = [(path, one) for path, one in bundles if not set(one.digests) <= taken]  # not this very sweep
-        origins = [_rest(archive, own), *(_bundled(path, one) for path, one in other)]
+        published_too = {name for _, one in bundles for name in one.digests}
+        origins = [_rest(archive, own, published_too), *(_bundled(path, one) for path, one in other)]
         return across(own, [one for one in origins if one.replays], _any(fetches), REPORTED, len(planned))
 
 
-def _rest(archive: Archive, own: Origin) -> Origin:
-    """What else the archive has of the questions that the sweep asked. A capsule's evidence is in no sweep."""
+def _rest(archive: Archive, own: Origin, published: set[str]) -> Origin:
+    """What else the archive has of the questions that the sweep asked, but for what is published and was taken in.
+    A capsule's evidence is in no sweep.
+    """
     asked = {replay.spec.question.case_digest() for replay in own.replays}
-    taken = {digest(record.text()) for replay in own.replays for record in replay.records.values()}
+    taken = {digest(record.text()) for replay in own.replays for record in replay.records.values()} | published
     cells = archive.cells()
     wanted = [cell.digest for cell in cells if cell.case_digest in asked and cell.digest not in taken]
     found = replays_by_machine(archive.records(digests=wanted) if wanted else [])

@@ -284,7 +284,13 @@ def test_the_json_has_every_pair_with_the_rule_that_decided_it(lab):
         ("b", CANNOT, False),
     ]
     assert made["pairs"][0]["theirs"] == theirs[0].content_digest()
-    assert made["pairs"][0]["differences"][0]["absolute"] == 1
+    assert made["pairs"][0]["largest difference"] == {
+        "tensor": "gradient x",
+        "absolute": 1,
+        "relative": 1 / 3,
+        "ulp": 2**22,
+    }
+    assert made["pairs"][1]["largest difference"] is None
     assert made["pairs"][1]["theirs"] is None
     assert [one["name"] for one in made["machines"]] == ["here", found.others[0].name]
     assert made["classes"] == [["here"], [found.others[0].name]]
