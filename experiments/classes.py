@@ -157,9 +157,8 @@ def value(machine: Machine, factor: str, other: Machine | None = None) -> str:
     shown = [name for name in sorted({*ours, *theirs}) if other is None or ours.get(name) != theirs.get(name)]
     if len(shown) < 2:
         return ours.get(shown[0], "not set") if shown else "not set"
-    return ", ".join(
-        f"{name.rpartition('.')[2] if '.' in name else name} {ours.get(name, 'not set')}" for name in shown
-    )
+    shown.sort(key=lambda name: (not name.endswith(".version"), name != "torch.version", name))
+    return ", ".join(f"{name} {ours.get(name, 'not set')}" for name in shown)
 
 
 # Machines out of replays.

@@ -121,9 +121,9 @@ def test_a_variable_that_is_set_on_one_side_counts_a_switch_that_one_side_cannot
 def test_a_value_is_shown_beside_another_machine_as_far_as_it_differs():
     first = made("first", {}, interpreter={"torch.version": "2.13", "python.version": "3.11", "cpu.mkl": "True"})
     second = made("second", {}, interpreter={"torch.version": "2.14", "python.version": "3.11"})
-    assert value(first, INTERPRETER) == "mkl True, version 3.11, version 2.13"
-    assert value(first, INTERPRETER, second) == "mkl True, version 2.13"
-    assert value(second, INTERPRETER, first) == "mkl not set, version 2.14"
+    assert value(first, INTERPRETER) == "torch.version 2.13, python.version 3.11, cpu.mkl True"
+    assert value(first, INTERPRETER, second) == "torch.version 2.13, cpu.mkl True"
+    assert value(second, INTERPRETER, first) == "torch.version 2.14, cpu.mkl not set"
     assert value(first, MKL, made("set", {}, **{MKL: {"variables.MKL_CBWR": "AVX2"}})) == "not set"
 
 
