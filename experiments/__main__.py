@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections import Counter
@@ -228,7 +227,7 @@ def _begin(archive: Archive, made: Plan, machine: str, folder: Path) -> _Place:
 
 def _sweep(cfg: Config, machine: str, made: Plan, archive: Archive, forks: Forks, publishing: Publishing) -> int:
     place = _begin(archive, made, machine, Path(cfg.outputs).absolute() / "sweeps")
-    with contextlib.closing(place), _terminating():
+    with contextlib.closing(place), local.terminating():
         done = place.sweep.done | _recovered(archive, place)
         if place.sweep.resumed:
             say(f"resuming sweep {place.sweep.id}: {len(done)} of {len(made.specs)} processes are archived already")
@@ -245,20 +244,6 @@ def _sweep(cfg: Config, machine: str, made: Plan, archive: Archive, forks: Forks
             say(publishing.finish() or "MLflow: not asked for")
         shutil.rmtree(place.folder, ignore_errors=True)
     return status
-
-
-@contextlib.contextmanager
-def _terminating() -> Iterator[None]:
-    """SIGTERM ends a sweep as cleanly as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _recovered(archive: Archive, place: _Place) -> set[str]:
@@ -296,7 +281,7 @@ def _run(
     with _roots(made) as roots, Bar(len(made.specs), len(done)) as bar:
         ended = local.run(
             [spec for spec in made.specs if spec.digest() not in done],
-            workers=cfg.workers or _cores(),
+            workers=cfg.workers or local.cores(),
             roots=roots,
             scratch=place.folder,
             missing=made.missing,
@@ -339,12 +324,6 @@ def _roots(made: Plan) -> Iterator[dict[str, Path]]:
         return
     with tempfile.TemporaryDirectory(prefix="twofold-copy-") as folder:
         yield {"original": catalogue.ROOT, "copied": launch.copy_sources(catalogue.ROOT, Path(folder)).root}
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:

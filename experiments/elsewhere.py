@@ -21,7 +21,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import textwrap
@@ -82,7 +81,7 @@ def main(arguments: Sequence[str], program: str) -> int:
         content = _chosen(capsule.read(Path(program)), asked)
         if asked.list:
             return _list(content)
-        with _terminating(), _folder(Path(asked.output)) as folder:
+        with local.terminating(), _folder(Path(asked.output)) as folder:
             return _run(content, Path(program), folder, asked)
     except (capsule.CapsuleError, CannotRunError, launch.LaunchError, needs.NeedError, pack.PackError) as error:
         _say(f"capsule: {error}")
@@ -183,20 +182,6 @@ def _list(content: capsule.Content) -> int:
 
 
 @contextlib.contextmanager
-def _terminating() -> Iterator[None]:
-    """SIGTERM ends it as cleanly as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
 def _folder(output: Path) -> Iterator[Path]:
     """A folder of our own beside the evidence file, the only place that is written to meanwhile."""
     if not output.is_dir():
@@ -225,7 +210,7 @@ def _run(content: capsule.Content, program: Path, folder: Path, asked: argparse.
     with contextlib.closing(Forks(root)) as forks:
         ended = local.run(
             specs,
-            workers=asked.workers or _cores(),
+            workers=asked.workers or local.cores(),
             roots={"copied": root},
             scratch=folder / "running",
             missing=missing,
@@ -261,11 +246,6 @@ def _unlimited() -> Iterator[str]:
         yield "this system does not tell the memory of processes: it is not limited here, and null in the evidence"
     if not hasattr(os, "killpg"):
         yield "this system has no process groups: what a case starts and leaves behind is not ended"
-
-
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _watched(ended: Any, total: int) -> list[tuple[Record, Path]]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from typing import Any, Mapping, Sequence
+from typing import Mapping, Sequence
 
 from experiments.agreement import RANKS, Step
+from experiments.classes import flat
 from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
 from experiments.verdict import NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
@@ -397,30 +398,18 @@ MAIN_FACTS = (
 def _machine(comparison: Comparison) -> list[str]:
     if not comparison.machines:
         return []
-    flat = [_flat(facts) for _, facts in comparison.machines]
-    names = sorted({name for one in flat for name in one})
-    same = [name for name in names if len({one.get(name) for one in flat}) == 1]
+    every = [flat(facts) for _, facts in comparison.machines]
+    names = sorted({name for one in every for name in one})
+    same = [name for name in names if len({one.get(name) for one in every}) == 1]
     other = [name for name in names if name not in same]
     head = ("fact", "value")
-    lines = ["## The machine", "", *table(head, [[code(n), code(flat[0][n])] for n in MAIN_FACTS if n in same])]
+    lines = ["## The machine", "", *table(head, [[code(n), code(every[0][n])] for n in MAIN_FACTS if n in same])]
     if other:
         heads = [code(name[:SHOWN]) for name, _ in comparison.machines]
-        rows = [[code(name), *(code(one.get(name, "")) for one in flat)] for name in other]
+        rows = [[code(name), *(code(one.get(name, "")) for one in every)] for name in other]
         lines += ["", "Facts that differ between processes:", "", *table(("fact", *heads), rows)]
-    rest = [[code(name), code(flat[0][name])] for name in same if name not in MAIN_FACTS]
+    rest = [[code(name), code(every[0][name])] for name in same if name not in MAIN_FACTS]
     return [*lines, "", *folded("All other facts, the same in every process", table(head, rest)), *_builds(comparison)]
-
-
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Facts by dotted name. Long texts are said by digest, and shown below."""
-    found: dict[str, str] = {}
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            found.update(_flat(value, f"{prefix}{name}."))
-        else:
-            text = str(value)
-            found[prefix + name] = f"SHA-256 {digest(printable(text))[:SHOWN]}" if "\n" in text else text
-    return found
 
 
 def _builds(comparison: Comparison) -> list[str]:

@@ -8,7 +8,9 @@ Only the standard library is imported here.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import time
 from collections import Counter, deque
 from pathlib import Path
@@ -22,6 +24,26 @@ TICK = 0.01
 """Seconds between two looks at the processes."""
 TRIES = 2
 """Times a case is started whose process is lost; then the loss is its record."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def terminating() -> Iterator[None]:
+    """SIGTERM ends what is inside as cleanly as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(
