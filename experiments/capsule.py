@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import io
 import secrets
-import stat
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
+from .pack import put
 from .record import SCHEMA, Ending, Output, Record, Replay, Spec, canonical, digest, parse, replays
 
 LARGEST = 2 * 2**20
@@ -177,11 +177,7 @@ def _packed(members: Mapping[str, bytes]) -> bytes:
     made.write(b"#!/usr/bin/env python3\n")
     with zipfile.ZipFile(made, "a") as file:
         for name in sorted(members):
-            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            info.create_system = 3
-            info.external_attr = (stat.S_IFREG | 0o644) << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
-            file.writestr(info, members[name], compresslevel=9)
+            put(file, name, members[name])
     return made.getvalue()
 
 

@@ -250,13 +250,17 @@ def write(path: Path, contents: Mapping[str, bytes], sign: Callable[[bytes], byt
 def _zip(path: Path, contents: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(path, "x") as file:
         for name in sorted(contents):
-            # A fixed date, system and mode: nothing of where and when it was made is in the file.
-            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            info.create_system = 3
-            info.external_attr = (stat.S_IFREG | 0o644) << 16
-            info.compress_type = zipfile.ZIP_STORED if name.startswith("blobs/") else zipfile.ZIP_DEFLATED
-            file.writestr(info, contents[name], compresslevel=9)
+            put(file, name, contents[name], deflated=not name.startswith("blobs/"))
         file.comment = bytes(_SEAL)
+
+
+def put(file: zipfile.ZipFile, name: str, content: bytes, *, deflated: bool = True) -> None:
+    """Add a member with a fixed date, system and mode: nothing of where and when it was made is in the file."""
+    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    info.create_system = 3
+    info.external_attr = (stat.S_IFREG | 0o644) << 16
+    info.compress_type = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
+    file.writestr(info, content, compresslevel=9)
 
 
 def seal(file: BinaryIO) -> None:

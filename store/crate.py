@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import stat
 import zipfile
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
+from experiments.pack import put
 from experiments.record import Outcome, Record, RecordError, canonical, digest, parse
 from store.archive import Archive
 from store.cells import read_record
@@ -324,9 +324,4 @@ def _write_folder(path: Path, members: Mapping[str, bytes]) -> None:
 def _write_zip(path: Path, members: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(path, "x") as file:
         for name in sorted(members):
-            # A fixed date, system and mode, as in a bundle.
-            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            info.create_system = 3
-            info.external_attr = (stat.S_IFREG | 0o644) << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
-            file.writestr(info, members[name], compresslevel=9)
+            put(file, name, members[name])
