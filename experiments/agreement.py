@@ -480,8 +480,21 @@ def _outcome_difference(ours: Replay, theirs: Replay) -> str:
         left = (first.kind, first.phase, first.fingerprint())
         right = (second.kind, second.phase, second.fingerprint())
         if left != right:
-            return f"{name} pass: {_ended(first)} against {_ended(second)}"
+            return f"{name} pass: {_unlike(first, second)}"
     return ""
+
+
+def _unlike(ours: Outcome, theirs: Outcome) -> str:
+    """How two processes ended; of messages that begin alike, the first line in which they differ."""
+    left, right = ((one.fingerprint() or "").strip().splitlines() for one in (ours, theirs))
+    if not left or not right or left[0] != right[0]:
+        return f"{_ended(ours)} against {_ended(theirs)}"
+    length = max(len(left), len(right))
+    pairs = zip(*(lines + ["nothing"] * (length - len(lines)) for lines in (left, right)))
+    for number, (first, second) in enumerate(pairs, 1):
+        if first != second:
+            return f"{_ended(ours)}; line {number}: {_cut(first.strip())} against {_cut(second.strip())}"
+    return f"{_ended(ours)}, in other phases or with other spaces"
 
 
 def _ended(outcome: Outcome) -> str:

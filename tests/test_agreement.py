@@ -536,6 +536,19 @@ def test_rank_5_different_outcome(bench):
     assert "finished" in found.first
 
 
+def test_rank_5_names_the_line_in_which_two_messages_differ(bench):
+    """A message may list what ran, and begin alike."""
+    first, second = (
+        made(bench, ended=samples.outcome("raised", f"skipped:\n  - one\n{rest}"))
+        for rest in ("  - two", "  - three\n  - x")
+    )
+    found = rank(first, second, bench.blobs.get)
+    assert found.rank == 5
+    assert found.first == "plain pass: RuntimeError in backward: skipped:; line 3: - two against - three"
+    longer = made(bench, ended=samples.outcome("raised", "skipped:\n  - one\n  - two\n  - more"))
+    assert rank(first, longer, bench.blobs.get).first.endswith("; line 4: nothing against - more")
+
+
 def test_rank_5_of_another_message_and_of_a_profiled_pass_only(bench):
     first, second = (made(bench, ended=samples.outcome("raised", text)) for text in ("[2, 4]", "[4, 2]"))
     assert ranked(bench, first, second).rank == 5
