@@ -86,7 +86,8 @@ bench: $(STAMP) ## Time a recorded sweep against bare interpreters: ROUNDS=3
 clean: ## Remove the environment and caches; outputs/ stays
 	rm -rf $(VENV) .state *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
-# The environment is made once, and again when what it is made from changes.
+# Only what the project needs is installed, not the project: it runs from the checkout, and an import hook of its own
+# would be among the frames that an error lists. The environment is made once, and again when what it is made from changes.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(SETUP) > /dev/null || { echo "make: no $(SETUP) here; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(SETUP) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(SETUP) --version) is too old, the lab needs 3.11 or newer; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -94,6 +95,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a few minutes, about 2 GB)" >&2
 	@$(SETUP) -m venv --clear $(VENV)
 	@sed -e '' $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/') constraints.txt > .state/constraints.txt
+	@$(SETUP) -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*project['dependencies'], *project['optional-dependencies']['dev'], sep='\\n')" > .state/requirements.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt pip setuptools wheel
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt --requirement .state/requirements.txt
 	@touch $@

@@ -22,8 +22,8 @@ Fetch = Callable[[str], Optional[bytes]]
 RANKS = {
     1: "identical",
     2: "equal within rounding",
-    3: "other operators, same outcome",
-    4: "different tensors",
+    3: "same outcome by another path",
+    4: "different values",
     5: "different outcome",
     6: "cannot compare",
 }

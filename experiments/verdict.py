@@ -41,6 +41,7 @@ CANNOT_SAY = "cannot say"
 SUPPORTED = "supported"
 SUPPORTED_IN_PART = "supported in part"
 REFUTED = "refuted"
+CANNOT_DECIDE = "cannot decide"
 NOT_TESTED = "not tested here"
 
 

@@ -386,7 +386,7 @@ def test_the_first_difference_of_a_class_is_one_that_was_found(lab):
     own = [lab.bench.replay(lab.replay("a").plain, looked), lab.replay("b")]
     theirs = [lab.replay("a", on=facts("two")), lab.replay("b", (1.0, 3.0), on=facts("two"))]
     made = text(lab.across(own, ("lab", theirs)))
-    assert "| 2 | `default-two` | `default-two` | `checkpoint/policy b`: different tensors: " in made.replace(
+    assert "| 2 | `default-two` | `default-two` | `checkpoint/policy b`: different values: " in made.replace(
         " (outlier)", ""
     )
 
@@ -553,7 +553,7 @@ def test_a_report_is_held_against_published_bundles_which_stay_where_they_are(sw
     for section in ("## This machine among others", "## From planned to same", "## Why the bits differ"):
         assert section in made.text
     assert "![Gradients by ULP](stem-machines.png)" in made.text
-    assert "| `checkpoint/policy` | 2 finished | 1 identical, **1 different tensors** |" in made.text
+    assert "| `checkpoint/policy` | 2 finished | 1 identical, **1 different values** |" in made.text
     assert len(archive.cells()) == 2, "nothing of a bundle is added"
     path = files.write(archive, sweep, tmp_path / "reports", "stem", published)
     again = files.write(archive, sweep, tmp_path / "again", "stem", published)

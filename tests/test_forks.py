@@ -198,8 +198,8 @@ def test_an_audit_finds_what_is_not_seeded_and_what_depends_on_hash_order(tmp_pa
     root = project(tmp_path, good=GOOD, unseeded=UNSEEDED, hashed=HASHED)
     ended = run(root, "isolation=audit", "isolation.sample=1.0", "passes=[plain]", "cases=[again]", "tracking=none")
     assert ended.returncode == 1, ended.stdout + ended.stderr
-    assert "different tensors: tests/unseeded again" in ended.stdout, ended.stdout
-    assert "different tensors: tests/hashed again" in ended.stdout, ended.stdout
+    assert "different values: tests/unseeded again" in ended.stdout, ended.stdout
+    assert "different values: tests/hashed again" in ended.stdout, ended.stdout
     assert "tests/good" not in ended.stdout
     assert "audit: 3 of 9 forked replays are identical to a fresh one" in ended.stdout
 

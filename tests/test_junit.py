@@ -64,7 +64,7 @@ def test_a_pair_that_differs_fails_with_its_first_difference_and_its_rule(lab):
     assert pair(lab, other={"numbers": (1.0, 3.0)}) == [
         (
             "failure",
-            "different tensors",
+            "different values",
             "gradient x differs by 1; what rounding allows is not known",
             "a tensor differs by more than rounding",
         )

@@ -23,11 +23,13 @@ CORE = (
     "experiments.series",
     "experiments.pack",
     "experiments.classes",
+    "experiments.quantity",
 )
 PICTURE = {
     "experiments/__init__.py": (),
     "experiments/record.py": (),
     "experiments/pack.py": ("experiments.record",),
+    "experiments/quantity.py": (),
     "experiments/scenario.py": (),
     "experiments/agreement.py": ("experiments.record",),
     "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),

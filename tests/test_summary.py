@@ -276,7 +276,7 @@ def test_a_gate_is_closed_where_something_differs_from_what_was_published(place,
     assert Path(out.strip()).is_file(), "the report is there to look at"
     assert err == (
         "reports: 1 of 3 differ from what was published, beyond rounding\n"
-        "  default-capability-avx2-two: checkpoint/policy b: different tensors: "
+        "  default-capability-avx2-two: checkpoint/policy b: different values: "
         "gradient x differs by 0.5; what rounding allows is not known\n"
     )
 
