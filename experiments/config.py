@@ -136,6 +136,9 @@ class LimitsConfig:
     """Bytes that one file, and all files in the process's own folder, may grow to."""
     keep: int = 16384
     """Bytes up to which a tensor is kept whole."""
+    keep_deciding: int = 4 * 2**20
+    """Bytes up to which a tensor is kept whole where a verdict may hang on one of its elements: where cases are to
+    differ from the reference, or to be within its rounding."""
 
 
 @dataclass
@@ -272,7 +275,7 @@ def _check(cfg: Config) -> None:
     for name, value in (("replays", cfg.replays), ("workers", cfg.workers)):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} runs nothing; give 1 or more, or null for the default")
-    for name in ("timeout", "memory", "output", "disk", "keep"):
+    for name in ("timeout", "memory", "output", "disk", "keep", "keep_deciding"):
         limit = getattr(cfg.limits, name)
         if limit is not None and not limit > 0:
             raise ConfigError(f"limits.{name}={limit} leaves nothing; give a number above 0")
@@ -387,7 +390,7 @@ def _entry(entry: Entry, device: str, cfg: Config) -> Iterator[Spec]:
             for pass_ in PASSES[:1] if exact else _passes(chosen.case, cfg):
                 yield Spec(
                     question=_question(entry, chosen, device, cfg, pass_),
-                    setting=_setting(chosen, cfg, repeat, replays),
+                    setting=_setting(entry, chosen, device, cfg, repeat, replays),
                     mark=_mark(entry, chosen, device, cfg),
                 )
 
@@ -426,7 +429,8 @@ def _with_references(entry: Entry, device: str, wanted: Sequence[_Chosen]) -> li
             continue  # It will not run, so there is nothing to compare.
         reference = _reference(entry, device, one)
         if reference is not None:
-            for made in (reference, _exact(reference)):
+            ruled = _is_ruled(entry, device, reference.case)
+            for made in (reference, *([_exact(reference)] if ruled else [])):
                 listed.setdefault(_label(made), made)
     return [*listed.values(), *wanted]
 
@@ -450,6 +454,27 @@ def _reference(entry: Entry, device: str, one: _Chosen) -> _Chosen | None:
     return _Chosen(case, parameters, one.dtype, one.dtype)
 
 
+def _is_ruled(entry: Entry, device: str, reference: Mapping[str, Any]) -> bool:
+    """Whether rounding is measured for what is compared with the reference: only where a case or the scenario asks."""
+    expected = _expected_against(entry, device, reference)
+    return entry.rounding or any(one["kind"] == "agrees" and not one["bitwise"] for one in expected)
+
+
+def _is_decided_by_elements(entry: Entry, device: str, reference: Mapping[str, Any]) -> bool:
+    """Whether a verdict may hang on one element of what is compared with the reference, so that all are kept."""
+    kinds = {expectation["kind"] for expectation in _expected_against(entry, device, reference)}
+    return _is_ruled(entry, device, reference) or "differs" in kinds
+
+
+def _expected_against(entry: Entry, device: str, reference: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What is expected of the cases that are compared with the reference."""
+    first = next(iter(entry.references(device)), None)
+    for case in entry.cases:
+        named = case["reference"] or (first["name"] if first else None)
+        if case["role"] != "reference" and device in case["on"] and named == reference["name"]:
+            yield from case["expectations"]
+
+
 def _exact(reference: _Chosen) -> _Chosen:
     return _Chosen(reference.case, reference.parameters, "float64", reference.input_dtype)
 
@@ -469,8 +494,10 @@ def _question(entry: Entry, chosen: _Chosen, device: str, cfg: Config, pass_: st
     )
 
 
-def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting:
+def _setting(entry: Entry, chosen: _Chosen, device: str, cfg: Config, repeat: int, replays: int) -> Setting:
     limits, case = cfg.limits, chosen.case
+    reference = chosen if case["role"] == "reference" else _reference(entry, device, chosen)
+    decided = reference is not None and _is_decided_by_elements(entry, device, reference.case)
     # Of several replays the last runs from a copy of the sources in another folder.
     copied = cfg.environment.sources is Sources.copied or (replays > 1 and repeat == replays - 1)
     return Setting(
@@ -483,7 +510,7 @@ def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting
         memory=case["memory"] or limits.memory,
         output=case["output"] or limits.output,
         disk=case["disk"] or limits.disk,
-        keep=limits.keep,
+        keep=limits.keep_deciding if decided else limits.keep,
         compile_cache="private",
         threads=cfg.environment.threads,
         matmul_precision=cfg.environment.matmul_precision.value,
@@ -514,10 +541,12 @@ def _mark(entry: Entry, chosen: _Chosen, device: str, cfg: Config) -> Mark:
     case = chosen.case
     if case["role"] == "reference":
         reference = None
-        exact = None if chosen.dtype != chosen.input_dtype else _exact(chosen)
+        ruled = chosen.dtype == chosen.input_dtype and _is_ruled(entry, device, case)
+        exact = _exact(chosen) if ruled else None
     else:
         reference = _reference(entry, device, chosen)
-        exact = None if reference is None else _exact(reference)
+        ruled = reference is not None and _is_ruled(entry, device, reference.case)
+        exact = _exact(reference) if reference is not None and ruled else None
     return Mark(
         role=case["role"],
         expectations=tuple(case["expectations"]),

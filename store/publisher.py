@@ -51,6 +51,7 @@ STATUS = {
     "out_of_memory": "FAILED",
     "timed_out": "KILLED",
     "not_run": "SCHEDULED",
+    "not_observed": "FAILED",
 }
 """MLflow's word for how a process ended. SCHEDULED: it never started."""
 

@@ -27,7 +27,8 @@ CORE = (
 )
 PICTURE = {
     "experiments/__init__.py": (),
-    "experiments/record.py": (),
+    "experiments/fingerprint.py": (),
+    "experiments/record.py": ("experiments.fingerprint",),
     "experiments/pack.py": ("experiments.record",),
     "experiments/quantity.py": (),
     "experiments/scenario.py": (),
@@ -39,6 +40,7 @@ PICTURE = {
     "experiments/classes.py": ("experiments.record",),
     "experiments/capsule.py": ("experiments.record", "experiments.pack"),
     "experiments/elsewhere.py": (
+        "experiments.fingerprint",
         "experiments.record",
         "experiments.agreement",
         "experiments.verdict",
@@ -64,7 +66,13 @@ PICTURE = {
         "omegaconf",
     ),
     "experiments/overrides.py": ("hydra", "omegaconf"),
-    "experiments/worker/*.py": ("experiments.record", "experiments.scenario", "experiments.worker", "torch"),
+    "experiments/worker/*.py": (
+        "experiments.fingerprint",
+        "experiments.record",
+        "experiments.scenario",
+        "experiments.worker",
+        "torch",
+    ),
     "experiments/scenarios/*.py": ("experiments.scenario", "torch", "functorch"),
     "experiments/proving.py": ("experiments", "store", "reports"),
     "experiments/__main__.py": ("experiments", "store", "reports", "hydra", "omegaconf"),
@@ -88,6 +96,7 @@ PICTURE = {
 
 OLD = (
     "experiments/__init__.py",
+    "experiments/fingerprint.py",
     "experiments/record.py",
     "experiments/pack.py",
     "experiments/scenario.py",

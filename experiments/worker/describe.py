@@ -62,6 +62,7 @@ def _described(path: Path) -> dict[str, Any]:
         "threads": scenario.threads,
         "replays": scenario.replays,
         "suites": list(scenario.suites),
+        "rounding": scenario.rounding,
         "cases": [_case(case, inputs) for case in scenario.cases],
     }
 
@@ -101,6 +102,7 @@ def _broken(error: str) -> dict[str, Any]:
         "threads": 1,
         "replays": None,
         "suites": [],
+        "rounding": False,
         "cases": [],
     }
 
