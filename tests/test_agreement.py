@@ -280,7 +280,8 @@ def test_equal_sampled_tensors_have_the_same_bits(bench):
 def test_a_whole_tensor_is_compared_with_a_sample_at_the_places_of_the_sample(bench):
     """A float32 tensor may be small enough to be kept whole and its float64 twin not."""
     numbers = [float(index) for index in range(5000)]
-    other = [number + (2.0 if index == sample_positions(5000)[7] else 0.0) for index, number in enumerate(numbers)]
+    place = sample_positions(5000)[7]
+    other = [number + (2.0 if index == place else 0.0) for index, number in enumerate(numbers)]
     whole = bench.tensor("gradient", "x", other)
     for pair in ((whole, sampled(bench, numbers)), (sampled(bench, numbers), whole)):
         found = difference(*pair, bench.blobs.get)
@@ -460,7 +461,8 @@ def test_without_a_ruler_nothing_is_rounding(bench):
 def test_a_sketch_finds_what_no_sample_shows(bench):
     """A sample that is within rounding does not speak for the elements that were not kept."""
     numbers = [float(index) for index in range(5000)]
-    other = [number + (0.0 if index in set(sample_positions(5000)) else 1.0) for index, number in enumerate(numbers)]
+    kept = set(sample_positions(5000))
+    other = [number + (0.0 if index in kept else 1.0) for index, number in enumerate(numbers)]
     left, right = (
         bench.replay(bench.record(samples.spec(), sampled(bench, some, [start, 0.0])))
         for some, start in ((numbers, 0.0), (other, 60.0))

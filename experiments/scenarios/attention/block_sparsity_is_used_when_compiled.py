@@ -57,7 +57,7 @@ def block_mask(density, device):
 
 
 def loss(attended, density):
-    observe(f"attended at density {density}", attended)
+    observe(f"attended at density {density}, every 8th query", attended[:, :, ::8])
     return attended.double().square().sum()
 
 

@@ -17,8 +17,8 @@ Both figures, counted in logits tensors. Each phase is measured from its own sta
     compiled                  1             1     0              1
     ========================  ============  ====  =============  =======
 
-The note's model is wider. A width of 64 makes the cases quick; it decides how large the gradient of the weight is
-(8 MB here, on top of the backward peaks), and nothing about the logits.
+The note's model is wider. A width of 8 makes the cases quick; it decides how large the gradient of the weight is
+(1 MB here, on top of the backward peaks), and nothing about the logits.
 """
 
 import torch
@@ -29,7 +29,7 @@ from experiments.scenario import Scenario, agrees, holds, observe, peaks, shows
 
 scenario = Scenario(source="reported in the DFlash compile-checkpoint note (claim B11)")
 
-VOCABULARY, WIDTH, CHUNKS = 32_000, 64, 8
+VOCABULARY, WIDTH, CHUNKS = 32_000, 8, 8
 # On CUDA as many positions as the note had queries. A logits tensor is 500 MiB here and 3.9 GiB there.
 POSITIONS = {"cpu": 4096, "cuda": 32_768}
 
