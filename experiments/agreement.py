@@ -377,8 +377,15 @@ def _no_ruler(item: Difference, reference: Record, float64: Record, fetch: Fetch
     ours, exact = (_numbers(tensor, pair, fetch) for tensor in pair)
     if not item.compared or ours is None or exact is None:
         return "its content, or that of the float64 reference, is not at hand"
-    unlike = _unlike_numbers(ours, exact, item.dtype)
+    unlike = _unlike_numbers(ours, exact, _coarser(item.dtype, reference.spec.question.dtype))
     return f"the float64 reference is another calculation: {unlike}" if unlike else ""
+
+
+def _coarser(tensor: str, calculated: str) -> str:
+    """The dtype with fewer digits: a loss in double precision of a calculation in single precision has those of the
+    latter.
+    """
+    return min((_part(tensor), calculated), key=lambda dtype: _MANTISSA.get(dtype, math.inf))
 
 
 def _unlike_numbers(ours: Sequence[Number], theirs: Sequence[Number], dtype: str) -> str:
@@ -386,7 +393,7 @@ def _unlike_numbers(ours: Sequence[Number], theirs: Sequence[Number], dtype: str
     if any(_is_finite(a) != _is_finite(b) for a, b in zip(ours, theirs)):
         return "one is finite where the other is not"
     apart, size = _norms(ours, theirs)
-    if apart <= size * 2.0 ** (-(_MANTISSA[_part(dtype)] + 1) / 2):
+    if apart <= size * 2.0 ** (-(_MANTISSA[dtype] + 1) / 2):
         return ""
     share = apart / size if size else math.inf
     return f"they differ by {share:.2g} of their size, so fewer than half of the digits of {dtype} agree"

@@ -73,7 +73,7 @@ def normalize_value(value: object) -> object:
 
 _FRAME = re.compile(
     r"""\s*(?:
-        File\ ".*",\ line\ \d+                          # Python's traceback
+        File\ ".*",\ line\ \d+.*                        # Python's traceback
         |(?:\w+\ )?Traceback\ \(most\ recent\ call\ last\):
         |(?:-|\#\d+:?)\s.*\.(?:py|pyx|c|cc|cpp|cxx|h|cu)(?::\d+|,?\ line\ \d+).*     # a listed frame
         |at\s.*\.(?:py|pyx|c|cc|cpp|cxx|h|cu):\d+(?::\d+)?\)?
@@ -120,7 +120,7 @@ _RULES: Sequence[Tuple[str, Replacement, int]] = (
     (r"\bfile://[^\s'\"<>]*", "PATH", 0),
     (rf"(?<![\w/])(?:{_NAMED})/[^\s'\"<>()\[\]{{}},;]*", "PATH", 0),
     *((path, _in_quotes, 0) for path in PATHS),
-    (r"(?<![\w/.+-])([\w.+-]+\.(?:py|pyx|c|cc|cpp|cxx|h|hpp|cu|cuh)):\d+", r"\1:N", 0),
+    (r"(?<![\w/.+-])([\w.+-]{1,100}\.(?:py|pyx|c|cc|cpp|cxx|h|hpp|cu|cuh)):\d+", r"\1:N", 0),
     (r"(?<![\w.+-])tmp[a-z0-9_]{8}(?![\w])", "TEMPORARY", 0),
     (r"\b0x[0-9a-fA-F]+", "ADDRESS", 0),
     (r"\bid([ =:]+)\d{9,}", r"id\1ADDRESS", re.IGNORECASE),
@@ -136,7 +136,7 @@ _RULES: Sequence[Tuple[str, Replacement, int]] = (
     (r"\b\d+(?:\.\d+)?(?:e-?\d+)? ?(?:ns|us|µs|ms|s|sec|secs|seconds?|minutes?|hours?)\b", "DURATION", 0),
     (r"\b(\d{1,3}(?:\.\d{1,3}){3})('?, ?|:)\d{1,5}\b", r"\1\2PORT", 0),
     (r"(\[[0-9a-fA-F:]*:[0-9a-fA-F:]*\]:)\d{1,5}\b", r"\1PORT", 0),
-    (r"\b(localhost|[\w-]+(?:\.[\w-]+)+):\d{2,5}\b(?!\.)", r"\1:PORT", 0),
+    (r"(?<![\w.-])(localhost|[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}):\d{2,5}\b(?!\.)", r"\1:PORT", 0),
     (r"\b(port[ =:]+)\d{1,5}\b", r"\1PORT", re.IGNORECASE),
     (r"\b((?:p|t)id(?:s|\(s\))?\)?[ =:#]+)\d+(?:(?:, ?| and )\d+)*", r"\1N", re.IGNORECASE),
     (r"\b((?:process|thread)(?: id| ident)?[ =:#]+)\d+\b", r"\1N", re.IGNORECASE),

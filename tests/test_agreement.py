@@ -767,3 +767,14 @@ def test_a_first_difference_is_no_longer_than_a_table_can_hold(bench):
     assert len(ranked(bench, *long).first) < 2 * LONGEST + 100
     values_ = (made(bench, observed=(Observed("n", text * 9999, "evidence", None),)) for text in "ab")
     assert len(ranked(bench, *values_).first) < 2 * LONGEST + 100
+
+
+def test_a_loss_in_double_precision_has_the_digits_of_what_it_is_calculated_from(bench):
+    """As with ``attended.double().square().sum()`` of an attention in single precision."""
+    pair = [bench.tensor("output", "loss", [number], "float64") for number in (100.0, 100.0 + 1e-5)]
+    reference, exact = (
+        bench.record(samples.spec(dtype=dtype), one) for dtype, one in zip(("float32", "float64"), pair)
+    )
+    assert ("output", "loss") in read_ruler(reference, exact, bench.blobs.get).allowed
+    double = bench.record(samples.spec(dtype="float64"), pair[0])
+    assert "digits of float64" in read_ruler(double, exact, bench.blobs.get).refused["output", "loss"]
