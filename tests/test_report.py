@@ -290,6 +290,19 @@ def test_replays_that_agree_are_said_to(report):
     assert "**All replays agree exactly**" in text
 
 
+def test_a_repeat_without_a_profiled_pass_is_compared_in_what_it_has():
+    """What is repeated for a measurement is not looked at again: that is no other way of looking."""
+    for message, rank in (("", "**All replays agree exactly**"), ("another", "different outcome")):
+        made = Sweep()
+        assert set(made.made[2].records) == {"plain", "profiled"}, "the first is"
+        plain = made.made[3].records["plain"]
+        ended = replace(plain.outcome, message=message) if message else plain.outcome
+        made.made[3] = Replay({"plain": replace(plain, outcome=ended)})
+        text = section(made.text(), "Do replays agree?")
+        assert rank in text
+        assert "cannot compare" not in text
+
+
 def test_replays_that_do_not_agree_are_listed():
     made = Sweep()
     plain = made.made[3].records["plain"]
