@@ -33,7 +33,12 @@ PICTURE = {
     "experiments/scenario.py": (),
     "experiments/agreement.py": ("experiments.record",),
     "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),
-    "experiments/series.py": ("experiments.record", "experiments.scenario", "experiments.verdict"),
+    "experiments/series.py": (
+        "experiments.quantity",
+        "experiments.record",
+        "experiments.scenario",
+        "experiments.verdict",
+    ),
     "experiments/launch.py": ("experiments.record",),
     "experiments/needs.py": ("experiments.record",),
     "experiments/classes.py": ("experiments.record",),

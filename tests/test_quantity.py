@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.quantity import median_and_range, significant, with_error
+from experiments.quantity import counted, median_and_range, significant, with_error, with_range
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,20 @@ def test_a_figure_of_several_runs_is_their_median_with_its_range():
 def test_a_figure_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one measurement"):
         median_and_range([])
+    with pytest.raises(ValueError, match="at least one measurement"):
+        with_range([])
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([3.85], "3.9 (one run)"),
+        ([3.6, 4.24, 3.85], "3.9 (3 runs, 3.6 to 4.2)"),
+        ([3.26, 3.28], "3.3 (2 runs, all 3.3)"),
+    ],
+)
+def test_a_cell_of_a_table_says_how_often_it_was_measured(values, shown):
+    assert with_range(values) == shown
 
 
 @pytest.mark.parametrize(
@@ -57,3 +71,10 @@ def test_an_error_leaves_its_value_the_digits_that_it_does_not_blur(value, error
 )
 def test_an_error_that_says_nothing_is_not_printed_as_zero(value, error, shown):
     assert with_error(value, error) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(2097152.0, "2097152"), (0.0, "0"), (0.125, "0.125"), (1.23456, "1.23"), (float("nan"), "nan")]
+)
+def test_what_is_counted_keeps_every_digit(value, shown):
+    assert counted(value) == shown
