@@ -139,19 +139,21 @@ def draw_shares(
     rows: Sequence[tuple[str, Sequence[int]]],
     names: Sequence[str],
     unit: str,
+    note: str = "",
     about: Mapping[str, str] | None = None,
 ) -> bytes:
     """A PNG image: a bar for each row, split into the share of each of the named parts, of what `unit` says. A row of
-    which nothing was counted has no bar.
+    which nothing was counted has no bar. `note` stands small below the title, `about` in the file.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - see the module's docstring
 
     lines = sum(1 + name.count("\n") for name, _ in rows)
-    figure = Figure(figsize=(8.0, 1.6 + 0.13 * len(rows) + 0.29 * lines), dpi=144, layout="constrained")
+    figure = Figure(figsize=(8.0, 1.8 + 0.13 * len(rows) + 0.2 * lines), dpi=144, layout="constrained")
     _shares(figure.add_subplot(), rows, names)
     axes = figure.axes[0]
     axes.set_xlabel(f"share of {unit} (%)")
-    axes.set_title(title, fontsize=11)
+    axes.set_title(note, fontsize=8, color="0.35", loc="right")
+    figure.suptitle(title, fontsize=11)
     figure.legend(fontsize=8, ncols=len(names), loc="outside lower center")
     return png(figure, about)
 
@@ -163,7 +165,7 @@ def _shares(axes: Any, rows: Sequence[tuple[str, Sequence[int]]], names: Sequenc
     for part, name in enumerate(names):
         widths = [100 * counts[part] / (sum(counts) or 1) for _, counts in rows]
         shade = colormaps["viridis_r"](part / max(1, len(names) - 1))
-        axes.barh(range(len(rows)), widths, left=left, color=shade, label=name, height=0.7)
+        axes.barh(range(len(rows)), widths, left=left, color=shade, label=name, height=0.55)
         left = [start + width for start, width in zip(left, widths)]
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
     axes.invert_yaxis()

@@ -87,6 +87,7 @@ PICTURE = {
     ),
     "store/*.py": (*CORE, "experiments.scenario", "store", "sqlalchemy", "alembic"),
     "reports/junit.py": (*CORE, "reports", "store", "junitparser"),
+    "reports/pictures.py": ("experiments.record", "reports", "store", "matplotlib"),
     "reports/*.py": (*CORE, "experiments.scenario", "reports", "store"),
 }
 """What a file may import beside the standard library. The first pattern that matches counts; `*` crosses folders."""
