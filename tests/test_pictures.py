@@ -285,3 +285,26 @@ def measured_minutes() -> float:
     spent = [took[one.scenario, one.label(), one.pass_] for one in asked]
     assert sum(bool(many) for many in spent) > 0.9 * len(spent), "the evidence is of other scenarios: publish again"
     return sum(statistics.median(many) for many in spent if many) / 2 / 60
+
+
+# How long the published cases took.
+
+
+def test_what_is_measured_and_takes_long_says_so_in_its_mark():
+    """A plan is static, so a mark tells what is run once; the published durations tell whether it is right."""
+    cases = {
+        (entry.name, case["name"]): case["measured"] for entry in catalogue.cached().entries for case in entry.cases
+    }
+    took: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with bundle.read(bundled(reports()[said((EVIDENCE / PAGE).read_bytes())[REPORT]])) as found:
+        for record in found.records:
+            kinds = {expectation["kind"] for expectation in record.spec.mark.expectations}
+            asked = record.spec.question
+            if asked.pass_ == "plain" and (record.spec.mark.series or kinds & {"peaks", "holds"}):
+                took[asked.scenario, asked.case].append(record.ending.duration)
+    assert took
+    for name, spent in took.items():
+        if cases.get(name) == "at length":
+            assert max(spent) > 5, f"{name} is brief by now"
+        elif name in cases:
+            assert max(spent) < 15, f'{name} takes long: give its mark measured="at length"'
