@@ -96,6 +96,7 @@ OLD = (
     "experiments/__init__.py",
     "experiments/record.py",
     "experiments/pack.py",
+    "experiments/quantity.py",
     "experiments/scenario.py",
     "experiments/agreement.py",
     "experiments/verdict.py",
