@@ -180,7 +180,11 @@ class Config:
     passes: list[Pass] = field(default_factory=lambda: [Pass.plain, Pass.profiled])
     """How each case is looked at, each in a process of its own."""
     replays: int | None = None
-    """Times each case is replayed. null: as often as its scenario says, else once."""
+    """Times each case is replayed. null: as often as its scenario says, else once; and what is measured as below."""
+    measured_replays: int = 3
+    """Times a case is replayed whose memory or time is the point and that takes under ten seconds; the full suite."""
+    long_measured_replays: int = 1
+    """Likewise of those that take ten seconds or more."""
     seed: int = 1729
     hash_seed: int = 0
     """PYTHONHASHSEED of the workers."""
@@ -272,7 +276,8 @@ def _missing(specs: Sequence[Spec], catalogue: Catalogue) -> dict[str, str]:
 
 
 def _check(cfg: Config) -> None:
-    for name, value in (("replays", cfg.replays), ("workers", cfg.workers)):
+    counts = ("replays", "measured_replays", "long_measured_replays", "workers")
+    for name, value in ((name, getattr(cfg, name)) for name in counts):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} runs nothing; give 1 or more, or null for the default")
     for name in ("timeout", "memory", "output", "disk", "keep", "keep_deciding"):
@@ -381,18 +386,49 @@ def _on(entry: Entry, devices: Sequence[str], cfg: Config) -> list[Spec]:
 def _entry(entry: Entry, device: str, cfg: Config) -> Iterator[Spec]:
     wanted = _wanted(entry, device, cfg)
     replays = cfg.replays or (1 if cfg.suite is Suite.quick else entry.replays or 1)
-    for repeat in range(replays):
-        for chosen in _with_references(entry, device, wanted):
-            # In float64 the reference serves as a ruler: read once, and not looked at more closely.
-            exact = chosen.dtype != chosen.input_dtype
-            if exact and repeat:
-                continue
-            for pass_ in PASSES[:1] if exact else _passes(chosen.case, cfg):
+    listed = _with_references(entry, device, wanted)
+    measured = [_measured_replays(entry, chosen, cfg) for chosen in listed]
+    for repeat in range(max([replays, *measured])):
+        for chosen, most in zip(listed, measured):
+            for pass_ in _looks(chosen, repeat, replays, most, cfg):
                 yield Spec(
                     question=_question(entry, chosen, device, cfg, pass_),
                     setting=_setting(entry, chosen, device, cfg, repeat, replays),
                     mark=_mark(entry, chosen, device, cfg),
                 )
+
+
+def _measured_replays(entry: Entry, chosen: _Chosen, cfg: Config) -> int:
+    """Times a case is replayed for what is measured in it: none of them beyond what is asked for by `replays`."""
+    if cfg.replays is not None or cfg.suite is Suite.quick or _is_ruler(chosen) or not _is_measured(entry, chosen, cfg):
+        return 0
+    return cfg.long_measured_replays if chosen.case["measured"] == "at length" else cfg.measured_replays
+
+
+def _is_ruler(chosen: _Chosen) -> bool:
+    """A reference in float64, which only serves to measure rounding."""
+    return chosen.dtype != chosen.input_dtype
+
+
+def _is_measured(entry: Entry, chosen: _Chosen, cfg: Config) -> bool:
+    """Whether memory or time is its point: its mark says so, or it is a point of a series."""
+    case = chosen.case
+    bounds = any(expectation["kind"] in ("peaks", "holds") for expectation in case["expectations"])
+    return bool(case["measured"] or case["warm_up"] or bounds or any(_series(entry, case["name"], cfg)))
+
+
+def _looks(chosen: _Chosen, repeat: int, replays: int, measured: int, cfg: Config) -> list[str]:
+    """Passes of one repeat. A ruler is read once, and not looked at more closely; what is repeated for a measurement
+    is looked at again only where its expectation needs it.
+    """
+    if _is_ruler(chosen):
+        return [] if repeat else list(PASSES[:1])
+    if repeat < replays:
+        return _passes(chosen.case, cfg)
+    if repeat >= measured:
+        return []
+    needed = any(expectation["kind"] == "recomputes_without" for expectation in chosen.case["expectations"])
+    return _passes(chosen.case, cfg) if needed else list(PASSES[:1])
 
 
 def _passes(case: Mapping[str, Any], cfg: Config) -> list[str]:

@@ -57,6 +57,8 @@ VARYING = ("results", "endings", "values")
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
+MEASURED = ("briefly", "at length")
+"""How long a case takes whose memory or time is the point: under ten seconds on two cores, or more."""
 
 
 class ScenarioError(Exception):
@@ -388,6 +390,10 @@ class Case:
     """True to call it once beforehand, unobserved: for memory, and where a first call compiles."""
     profiled: bool
     """False if no profiled pass is wanted: its operators are not the point."""
+    measured: str
+    """From `MEASURED`, if its memory or time is the point. Empty where warm_up, its expectations or a series say so
+    already, or nothing does.
+    """
     run: Callable[..., Any] = field(compare=False)
 
 
@@ -529,11 +535,13 @@ class Scenario:
         gradient: bool = True,
         warm_up: bool = False,
         profiled: bool = True,
+        measured: str = "",
     ) -> None:
         name = function.__name__
         _check(name, "cause", [] if cause is None else [cause], CAUSES)
         _check(name, "dtype", dtypes, DTYPES)
         _check(name, "device", on, DEVICES)
+        _check(name, "measured", [measured] if measured else [], MEASURED)
         if role == "control" and not why:
             raise ScenarioError(f"{name}: a control says why it cannot break")
         for kind, looked, option in ((RecomputesWithout, profiled, "profiled"), (NoGradient, gradient, "gradient")):
@@ -557,6 +565,7 @@ class Scenario:
             gradient=gradient,
             warm_up=warm_up,
             profiled=profiled,
+            measured=measured,
             run=function,
         )
         for other in self.cases:

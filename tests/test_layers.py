@@ -34,7 +34,12 @@ PICTURE = {
     "experiments/scenario.py": (),
     "experiments/agreement.py": ("experiments.record",),
     "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),
-    "experiments/series.py": ("experiments.record", "experiments.scenario", "experiments.verdict"),
+    "experiments/series.py": (
+        "experiments.quantity",
+        "experiments.record",
+        "experiments.scenario",
+        "experiments.verdict",
+    ),
     "experiments/launch.py": ("experiments.record",),
     "experiments/needs.py": ("experiments.record",),
     "experiments/classes.py": ("experiments.record",),
@@ -90,6 +95,7 @@ PICTURE = {
     ),
     "store/*.py": (*CORE, "experiments.scenario", "store", "sqlalchemy", "alembic"),
     "reports/junit.py": (*CORE, "reports", "store", "junitparser"),
+    "reports/pictures.py": ("experiments.record", "reports", "store", "matplotlib"),
     "reports/*.py": (*CORE, "experiments.scenario", "reports", "store"),
 }
 """What a file may import beside the standard library. The first pattern that matches counts; `*` crosses folders."""
@@ -99,6 +105,7 @@ OLD = (
     "experiments/fingerprint.py",
     "experiments/record.py",
     "experiments/pack.py",
+    "experiments/quantity.py",
     "experiments/scenario.py",
     "experiments/agreement.py",
     "experiments/verdict.py",

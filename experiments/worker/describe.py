@@ -90,6 +90,7 @@ def _case(case: Case, inputs: tuple[str, ...]) -> dict[str, Any]:
         "gradient": case.gradient,
         "warm_up": case.warm_up,
         "profiled": case.profiled,
+        "measured": case.measured,
     }
 
 

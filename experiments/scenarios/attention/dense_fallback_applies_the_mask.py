@@ -116,12 +116,14 @@ def with_block_mask(function):
     # Not less than without a mask.
     peaks("forward", at_least=13 * SCORE_TENSOR // 4),
     why="the fallback applies the mask function to its dense scores",
+    measured="at length",
     **CPU,
 )
 @scenario.control(
     agrees(within_rounding=True),
     peaks("forward", at_least=13 * SCORE_TENSOR // 4),
     why="the fallback applies the mask function to its dense scores",
+    measured="at length",
     **CUDA,
 )
 def uncompiled(query, key, value):

@@ -88,6 +88,7 @@ def uncompiled(query, key, value, keys):
     needs=("inductor",),
     over={"keys": (81920,)},
     timeout=300,
+    measured="at length",
     **CPU,
 )
 @scenario.repair(
@@ -96,6 +97,7 @@ def uncompiled(query, key, value, keys):
     needs=("inductor",),
     over={"keys": (81920,)},
     timeout=300,
+    measured="at length",
     **CUDA,
 )
 def compiled(query, key, value, keys):
