@@ -36,7 +36,7 @@ from experiments.proving import prove
 from experiments.publishing import Publishing
 from experiments.record import Record, RecordError, Replay, Spec, digest, replays
 from experiments.series import measured, points, unmeasured
-from experiments.verdict import NOT_AS_EXPECTED, Verdict, contexts, judge
+from experiments.verdict import CANNOT_SAY, NOT_AS_EXPECTED, Verdict, contexts, judge
 from reports import files
 from reports.across import Across
 from store.archive import Archive, ArchiveError, Sweep
@@ -333,13 +333,8 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
     counts = Counter(verdict.word for _, verdict in verdicts)
     made_report = _reported(cfg, archive, sweep)
     print(", ".join(f"{counts[word]} {word}" for word in ORDER), f"(of {len(made)} replays)")
-    wrong = Counter(
-        f"{replay.spec.question.scenario} {replay.spec.question.label()}: {'; '.join(verdict.reasons)}"
-        for replay, verdict in verdicts
-        if verdict.word == NOT_AS_EXPECTED
-    )
-    for what, count in wrong.items():
-        print(f"  not as expected ({count} {'replay' if count == 1 else 'replays'}): {visible(what)}")
+    for word in (NOT_AS_EXPECTED, CANNOT_SAY):
+        _explain(word, verdicts)
     astray = _series(made)
     differing = _audited(audit(made, archive.fetch))
     if made_report is not None:
@@ -347,6 +342,18 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
         print(f"report: {Path(cfg.outputs) / 'reports' / f'{sweep}.md'}")
     print("browse: make ui")
     return 1 if counts[NOT_AS_EXPECTED] or astray or differing else 0
+
+
+def _explain(word: str, verdicts: Sequence[tuple[Replay, Verdict]]) -> None:
+    """Why replays have this verdict. Those that could not run are named by what they need, once."""
+    reasons: Counter[str] = Counter()
+    for replay, verdict in verdicts:
+        if verdict.word == word:
+            ran = replay.plain is None or replay.plain.outcome.ran
+            what = f"{replay.spec.question.scenario} {replay.spec.question.label()}: " if ran else ""
+            reasons[f"{what}{'; '.join(verdict.reasons)}"] += 1
+    for what, count in reasons.items():
+        print(f"  {word} ({count} {'replay' if count == 1 else 'replays'}): {visible(what)}")
 
 
 def _reported(cfg: Config, archive: Archive, sweep: str) -> files.Report | None:

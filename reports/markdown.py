@@ -14,7 +14,7 @@ from experiments.classes import flat
 from experiments.quantity import counted, with_range
 from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
-from experiments.verdict import NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
+from experiments.verdict import CANNOT_SAY, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling, Verdict
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
 from reports.pieces import count, folded, html, prose, table
 from reports.rulings import Advice, Claim
@@ -110,10 +110,17 @@ def _row(case: Case) -> list[str]:
         code(case.label),
         prose(case.first.replay.spec.mark.role),
         "; ".join(code(text) for text in case.endings),
-        "; ".join(dict.fromkeys(one.verdict.word for one in case.judged)),
+        "; ".join(dict.fromkeys(_word(one.verdict) for one in case.judged)),
         str(len(case.judged)),
         "" if record is None else code(digest(record.text())[:SHOWN]),
     ]
+
+
+def _word(verdict: Verdict) -> str:
+    """The verdict; where nothing can be said, why."""
+    if verdict.word != CANNOT_SAY:
+        return verdict.word
+    return f"{verdict.word}: {prose('; '.join(verdict.reasons))}"
 
 
 def _controls(cases: Sequence[Case]) -> list[str]:
