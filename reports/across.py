@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
@@ -82,6 +83,12 @@ class Distances:
     largest: int
     tensors: int
     """Gradients compared."""
+    cases: int
+    """Cases whose gradients were compared."""
+    left_out: int
+    """Cases that ran on both sides and have no gradients to compare."""
+    differing_left_out: int
+    """Of those, cases that differ beyond rounding or in outcome."""
 
     @property
     def elements(self) -> int:
@@ -250,17 +257,25 @@ def _absent(replay: Replay, other: Machine) -> str:
 
 
 def distances(machine: str, pairs: Sequence[Pair], fetch: Fetch) -> Distances:
-    """How far the gradients of a machine are from ours."""
-    counts, largest, tensors = [0] * len(BIN_NAMES), 0, 0
+    """How far the gradients of a machine are from ours, and of how many cases that says nothing."""
+    counts, tensors = Counter[int](), 0
+    largest, used, left = 0, 0, list[Pair]()
     for pair in pairs:
-        if pair.machine != machine or not pair.compared or pair.agreement.rank > 4:
+        if pair.machine != machine or not pair.compared:
             continue
-        for found in _gradients(pair, fetch):
-            tensors += 1
-            largest = max([largest, *found])
-            for number in found:
-                counts[next((at for at, (most, _) in enumerate(BINS) if number <= most), len(BINS))] += 1
-    return Distances(machine, tuple(counts), largest, tensors)
+        found = list(_gradients(pair, fetch)) if pair.agreement.rank <= 4 else []
+        if not found:
+            left.append(pair)
+            continue
+        used, tensors = used + 1, tensors + len(found)
+        largest = max(largest, *(max(many, default=0) for many in found))
+        counts.update(_bin(number) for many in found for number in many)
+    by_bin = tuple(counts[at] for at in range(len(BIN_NAMES)))
+    return Distances(machine, by_bin, largest, tensors, used, len(left), sum(pair.differs for pair in left))
+
+
+def _bin(number: int) -> int:
+    return next((at for at, (most, _) in enumerate(BINS) if number <= most), len(BINS))
 
 
 def _gradients(pair: Pair, fetch: Fetch) -> Iterator[list[int]]:

@@ -272,6 +272,21 @@ def test_of_another_outcome_no_distance_is_taken(lab):
     assert (one.elements, one.tensors, one.largest) == (0, 0, 0)
 
 
+def test_cases_without_gradients_to_compare_are_counted_and_those_that_differ_among_them(lab):
+    """A chart of gradients alone shows a computer as equal on which the cases that differ have none."""
+    own = [lab.replay(case) for case in ("same", "off", "raised", "absent")]
+    own += [lab.replay("bare", role="output"), lab.replay("lacking")]
+    theirs = [
+        lab.replay("same", on=facts("two")),
+        lab.replay("off", (1.0, 3.0), on=facts("two")),
+        lab.replay("raised", on=facts("two"), ended=samples.outcome("raised", "no")),
+        lab.replay("bare", role="output", on=facts("two")),
+        lab.replay("lacking", on=facts("two"), ended=replace(samples.outcome("not_run"), detail="needs cuda")),
+    ]
+    (one,) = lab.across(own, ("lab", theirs)).distances
+    assert (one.cases, one.left_out, one.differing_left_out) == (2, 2, 1), "what did not run there is in neither"
+
+
 # As JSON.
 
 
