@@ -258,11 +258,16 @@ def plan(cfg: Config, catalogue: Catalogue) -> Plan:
 
 
 def joined(plans: Sequence[Plan], cases: Set[str], repeats: int) -> Plan:
-    """One plan of several: their processes of these cases (by digest), all of them `repeats` times in turn.
+    """One plan of several: their first replays of these cases (by digest), all of them `repeats` times in turn.
 
     Raises ConfigError if there are none.
     """
-    planned = [(one, spec) for one in plans for spec in one.specs if spec.question.case_digest() in cases]
+    planned = [
+        (one, spec)
+        for one in plans
+        for spec in one.specs
+        if spec.setting.repeat == 0 and spec.question.case_digest() in cases
+    ]
     if not planned:
         raise ConfigError("no case is as it was: the scenario files have changed since; run `make run-all` again")
     again = [(one, spec, _repeat(spec, number)) for number in range(repeats) for one, spec in planned]
