@@ -126,6 +126,11 @@ class Cause:
     """Why it cannot be flipped, or why what was run shows nothing. Empty otherwise."""
 
     @property
+    def words(self) -> str:
+        """What is known of it, as a reader is told."""
+        return f"differs in this alone; {self.word}" if self.alone and not self.by else self.word
+
+    @property
     def open(self) -> bool:
         """Whether a counter-replay could tell more than is known."""
         return self.word == OPEN or (bool(self.by) and self.tried < self.of and self.word != CONTROL_DIFFERS)
@@ -154,7 +159,8 @@ def differing_cases(ours: ComputerSetting, theirs: ComputerSetting) -> set[str]:
 def _cause(factor: str, ours: ComputerSetting, theirs: ComputerSetting, shown: Sequence[CounterReplay]) -> Cause:
     decided = [_decided(factor, ours, theirs, one) for one in shown if _bears(one, factor, ours, theirs)]
     if decided:
-        # Evidence against a proof outweighs it, and of equal weight is what was run in as many cases.
+        # A control that has failed outweighs all, then what was run in most cases, then what speaks against a proof:
+        # nobody gets a proof by running until one comes out.
         return min(decided, key=lambda one: (one.word != CONTROL_DIFFERS, -one.tried, _WEAKEST.index(one.word)))
     why = hindrance(factor, ours, theirs)
     word = CANNOT if why else OPEN

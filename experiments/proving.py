@@ -31,7 +31,6 @@ from experiments.progress import say
 from experiments.record import replays
 from reports import files
 from reports.across import Across, Pair
-from reports.across_page import told
 from store.archive import Archive
 from store.publisher import visible
 
@@ -185,4 +184,4 @@ def _tell(name: str, found: Sequence[Cause]) -> None:
     for one in found:
         followed = f"{one.followed} of {one.of} cases followed" if one.by else one.why
         shown = "; ".join(visible(text) for text in (f"{one.ours} here, {one.theirs} there", followed) if text)
-        print(f"  {label(one.factor)}: {told(one)} ({shown})")
+        print(f"  {label(one.factor)}: {one.words} ({shown})")

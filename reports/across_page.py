@@ -267,13 +267,7 @@ _PROOF = (
 
 def _proof(one: Cause) -> list[str]:
     followed = f"{one.followed} of {one.of}" if one.by else ""
-    return [f"**{one.word}**" if one.word == PROVEN else prose(told(one)), followed, _shown_by(one)]
-
-
-def told(one: Cause) -> str:
-    """What is known of a factor, in words."""
-    alone = one.alone and not one.by
-    return f"differs in this alone; {one.word}" if alone else one.word
+    return [f"**{one.word}**" if one.word == PROVEN else prose(one.words), followed, _shown_by(one)]
 
 
 def _shown_by(one: Cause) -> str:
