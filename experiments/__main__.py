@@ -408,7 +408,8 @@ def _series(made: Sequence[Replay]) -> int:
     for series in unmeasured(made):
         print(f"series {visible(series.name)}: cannot say: no case of it has measured {visible(series.measure)!r}")
     for one, curve in judged:
-        print(f"series {one.series.name}: {curve.case} on {curve.device}: {curve.word}: {curve.reason}")
+        name = visible(f"{one.series.name}: {curve.label} on {curve.device}, {curve.runs}")
+        print(f"series {name}: {curve.word}: {curve.reason}")
     return sum(curve.word == NOT_AS_EXPECTED for _, curve in judged)
 
 

@@ -12,7 +12,8 @@ import math
 import struct
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Callable, Iterator, Mapping, Optional, Sequence, Union
+from itertools import zip_longest
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 from .record import SAMPLES, Observation, Operator, Outcome, Record, Replay, Tensor, canonical, sample_positions
 
@@ -32,15 +33,21 @@ LONGEST = 240
 """Characters of a text that is shown as a first difference."""
 SKETCH_ERROR = 0.03
 """Relative standard error of a distance estimated from two sketches of 1024 numbers: the root of 1 / 1024."""
+SKETCH_ERRORS = 3
+"""Standard errors that a sketch is allowed."""
 
 _FORMATS = {"float32": "f", "float64": "d", "float16": "e"}
-_INTEGERS = {"int8": "b", "uint8": "B", "bool": "B", "int16": "h", "int32": "i", "int64": "q"}
+_SIGNED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q"}
+_INTEGERS = {**_SIGNED, "bool": "B", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q"}
+_COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+"""Of which dtype the two parts are."""
 _BYTES = {
     **{dtype: struct.calcsize(code) for dtype, code in {**_FORMATS, **_INTEGERS}.items()},
+    **{dtype: 2 * struct.calcsize(_FORMATS[part]) for dtype, part in _COMPLEX.items()},
     "bfloat16": 2,
 }
 """Of one element."""
-_NUMBERS = {*_FORMATS, *_INTEGERS, "bfloat16"}
+_NUMBERS = {*_FORMATS, *_INTEGERS, *_COMPLEX, "bfloat16"}
 _MANTISSA = {"float32": 23, "float64": 52, "float16": 10, "bfloat16": 7}
 """Bits of the fraction."""
 _SMALLEST = {"float32": -126, "float64": -1022, "float16": -14, "bfloat16": -126}
@@ -50,9 +57,18 @@ _WIDTH = {"float32": "I", "float64": "Q", "float16": "H", "bfloat16": "H"}
 
 # Numbers out of bytes.
 
+Number = Union[float, complex]
 
-def values(content: bytes, dtype: str) -> list[float]:
+
+def values(content: bytes, dtype: str) -> list[Number]:
     """The elements of a tensor's raw little-endian bytes. Raises ValueError for a dtype without numbers."""
+    if dtype in _COMPLEX:
+        parts = _reals(content, _COMPLEX[dtype])
+        return [complex(real, imaginary) for real, imaginary in zip(parts[::2], parts[1::2])]
+    return [*_reals(content, dtype)]
+
+
+def _reals(content: bytes, dtype: str) -> list[float]:
     if dtype == "bfloat16":
         halves = struct.unpack(f"<{len(content) // 2}H", content)
         return list(struct.unpack(f"<{len(halves)}f", struct.pack(f"<{len(halves)}I", *(h << 16 for h in halves))))
@@ -62,15 +78,38 @@ def values(content: bytes, dtype: str) -> list[float]:
     return list(struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content))
 
 
+def _is_finite(value: Number) -> bool:
+    return math.isfinite(value.real) and math.isfinite(value.imag)
+
+
+def _is_nan(value: Number) -> bool:
+    return math.isnan(value.real) or math.isnan(value.imag)
+
+
+def is_rounded(dtype: str | None) -> bool:
+    """Whether numbers of the dtype are rounded: floats, and complex numbers made of them."""
+    return _part(dtype) in _MANTISSA
+
+
+def _part(dtype: str | None) -> str:
+    """The dtype of an element's parts: itself, unless it is complex."""
+    return _COMPLEX.get(dtype or "", dtype or "")
+
+
 def ulp(value: float, dtype: str) -> float:
-    """Distance from `value` to the next larger number of `dtype`, in the value's own unit."""
+    """Distance from `value` to the next larger number of `dtype`, in the value's own unit; of a complex dtype the
+    dtype of its parts.
+    """
+    dtype = _part(dtype)
     exponent = math.frexp(abs(value))[1] - 1 if value and math.isfinite(value) else _SMALLEST[dtype]
     return math.ldexp(1.0, max(exponent, _SMALLEST[dtype]) - _MANTISSA[dtype])
 
 
 def _ordered(content: bytes, dtype: str) -> list[int]:
-    """Floats as integers in the order of their values, so that neighbours differ by one."""
-    code = _WIDTH[dtype]
+    """Floats (the parts of complex numbers) as integers in the order of their values, so that neighbours differ by
+    one.
+    """
+    code = _WIDTH[_part(dtype)]
     bits = struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content)
     sign = 1 << (8 * struct.calcsize(code) - 1)
     return [sign - bit if bit & sign else bit for bit in bits]
@@ -113,6 +152,37 @@ class Difference:
     def same_bits(self) -> bool:
         return not math.isnan(self.absolute) and self.equal_bits == self.compared == self.elements
 
+    @property
+    def at_least(self) -> float:
+        """What the largest absolute difference of all elements is at least, in the tensor's own unit: as the elements
+        compared show it or, of a large tensor, the sketch of all of them. NaN if nothing could be compared.
+        """
+        if self.distance is None or not self.elements:
+            return self.absolute
+        spread = self.distance * (1 - SKETCH_ERRORS * SKETCH_ERROR) / math.sqrt(self.elements)
+        return max(self.absolute, spread)
+
+    @property
+    def at_most(self) -> float:
+        """What the largest absolute difference of all elements is at most, in the tensor's own unit. Infinite where
+        elements went unseen and no sketch bounds them; NaN if nothing could be compared.
+        """
+        if self.compared == self.elements or math.isnan(self.absolute):
+            return self.absolute
+        if self.distance is None or math.isnan(self.distance):
+            return math.inf
+        return max(self.absolute, self.distance * (1 + SKETCH_ERRORS * SKETCH_ERROR))
+
+    @property
+    def seen(self) -> str:
+        """The largest difference in words, with what it was seen in: all elements, a sample, or the sketch."""
+        if self.at_least > self.absolute:
+            return (
+                f"at least {self.at_least:.3g} somewhere among its {self.elements} elements (from sketches, to "
+                f"{SKETCH_ERROR:.0%}; {self.absolute:.3g}{self.sampled})"
+            )
+        return f"{self.absolute:.3g}{self.sampled}"
+
 
 def differences(ours: Record, theirs: Record, fetch: Fetch) -> list[Difference]:
     """Outputs and gradients that both records have, compared.
@@ -131,17 +201,36 @@ def differences(ours: Record, theirs: Record, fetch: Fetch) -> list[Difference]:
 
 
 def difference(ours: Tensor, theirs: Tensor, fetch: Fetch) -> Difference:
-    """How two tensors differ. Nothing is compared if their shapes differ or their content is missing."""
+    """How two tensors differ. Nothing is compared if their shapes or layouts differ or their content is missing."""
     dtype = ours.dtype or ""
     elements = math.prod(ours.shape or ())
-    if ours.digest == theirs.digest and ours.dtype == theirs.dtype and ours.shape == theirs.shape:
+    same_form = ours.shape == theirs.shape and ours.layout == theirs.layout
+    if ours.digest == theirs.digest and ours.dtype == theirs.dtype and same_form:
         return Difference(ours.role, ours.name, dtype, elements, elements, elements, 0.0, 0.0, 0.0, None)
     whole = ours.whole and theirs.whole
     first, second = _content(ours, fetch, whole=whole), _content(theirs, fetch, whole=whole)
-    alike = ours.shape == theirs.shape and {ours.dtype, theirs.dtype} <= _NUMBERS
+    kinds = {ours.dtype, theirs.dtype}
+    alike = same_form and kinds <= _NUMBERS and len({dtype in _COMPLEX for dtype in kinds}) == 1
     if first is None or second is None or not alike:
         return Difference(ours.role, ours.name, dtype, elements, 0, 0, math.nan, math.nan, math.nan, None)
-    return _compare(ours, theirs, first, second, fetch)
+    return _remembered(ours, theirs, first, second, fetch)
+
+
+MOST_KNOWN = 20_000
+_known: dict[tuple[Tensor, Tensor], Difference] = {}
+"""Differences that were computed: verdicts, ranks and reports ask for the same pair, whose content cannot change."""
+
+
+def _remembered(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
+    pair = (ours, theirs)
+    if pair in _known:
+        return _known[pair]
+    made = _compare(ours, theirs, first, second, fetch)
+    if made.compared == made.elements:  # else it hangs on whether the sketches are at hand
+        _known[pair] = made
+        if len(_known) > MOST_KNOWN:
+            del _known[next(iter(_known))]
+    return made
 
 
 def _content(tensor: Tensor, fetch: Fetch, *, whole: bool) -> bytes | None:
@@ -162,7 +251,7 @@ def steps(ours: Tensor, theirs: Tensor, fetch: Fetch) -> list[int] | None:
     dtype, or whose content is not at hand.
     """
     dtype, whole = ours.dtype or "", ours.whole and theirs.whole
-    if dtype not in _MANTISSA or dtype != theirs.dtype or ours.shape != theirs.shape:
+    if not is_rounded(dtype) or dtype != theirs.dtype or ours.shape != theirs.shape or ours.layout != theirs.layout:
         return None
     first, second = _content(ours, fetch, whole=whole), _content(theirs, fetch, whole=whole)
     if first is None or second is None:
@@ -174,7 +263,7 @@ def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: F
     dtype, other = ours.dtype or "", theirs.dtype or ""
     left, right = values(first, dtype), values(second, other)
     gaps = [_gap(a, b) for a, b in zip(left, right)]
-    scale = max((abs(value) for value in right if math.isfinite(value)), default=0.0)
+    scale = max((abs(value) for value in right if _is_finite(value)), default=0.0)
     absolute = max(gaps, default=0.0)
     return Difference(
         role=ours.role,
@@ -190,10 +279,13 @@ def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: F
     )
 
 
-def _gap(first: float, second: float) -> float:
-    if math.isnan(first) or math.isnan(second):
-        return 0.0 if math.isnan(first) and math.isnan(second) else math.inf
-    return 0.0 if first == second else abs(first - second)
+def _gap(first: Number, second: Number) -> float:
+    """Absolute difference. Infinite where only one is NaN, or infinite."""
+    if _is_nan(first) or _is_nan(second):
+        return 0.0 if _is_nan(first) and _is_nan(second) else math.inf
+    if first == second:
+        return 0.0
+    return abs(first - second) if _is_finite(first) and _is_finite(second) else math.inf
 
 
 def _equal_bits(first: bytes, second: bytes, count: int) -> int:
@@ -201,13 +293,13 @@ def _equal_bits(first: bytes, second: bytes, count: int) -> int:
     return sum(first[at : at + width] == second[at : at + width] for at in range(0, len(first), width))
 
 
-def _ulps(first: bytes, second: bytes, gaps: list[float], right: list[float], dtype: str, *, same: bool) -> float:
-    if dtype not in _MANTISSA:
+def _ulps(first: bytes, second: bytes, gaps: list[float], right: list[Number], dtype: str, *, same: bool) -> float:
+    if not is_rounded(dtype):
         return math.nan
-    if same:
+    if same and dtype not in _COMPLEX:
         steps = zip(_ordered(first, dtype), _ordered(second, dtype), gaps)
         return float(max((abs(a - b) for a, b, gap in steps if gap), default=0))
-    return max((gap / ulp(value, dtype) for gap, value in zip(gaps, right)), default=0.0)
+    return max((gap / ulp(abs(value), dtype) for gap, value in zip(gaps, right)), default=0.0)
 
 
 def _distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
@@ -215,7 +307,7 @@ def _distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
     second = fetch(theirs.sketch) if theirs.sketch else None
     if first is None or second is None or len(first) != len(second) or len(first) % 8:
         return None
-    pairs = zip(values(first, "float64"), values(second, "float64"))
+    pairs = zip(_reals(first, "float64"), _reals(second, "float64"))
     return math.sqrt(sum((a - b) ** 2 for a, b in pairs))
 
 
@@ -240,31 +332,110 @@ class Allowance:
         return max(2 * (self.own_error + self.last_place), self.carried)
 
 
-def allowances(reference: Record, float64: Record, fetch: Fetch) -> dict[tuple[str, str], Allowance]:
-    """For each output and gradient of the reference, by role and name, what counts as rounding."""
+Key = Tuple[str, str]
+"""Role and name of a tensor."""
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """What the float64 reference says of rounding, tensor by tensor."""
+
+    allowed: Mapping[Key, Allowance]
+    """Of outputs and gradients that are the same calculation in float64."""
+    refused: Mapping[Key, str]
+    """Why the float64 reference measures no rounding of a tensor."""
+
+
+def read_ruler(reference: Record, float64: Record, fetch: Fetch) -> Ruler:
+    """For each output and gradient of the reference what counts as rounding, or why that is not known.
+
+    A float64 reference is a ruler only while it is the same calculation: finite where the reference is, and close
+    enough that at least half of the significand's digits agree. Noise that is drawn in another dtype, an overflow, or
+    a branch that is taken otherwise is no rounding.
+    """
     seen = reference.observation
     largest = {(tensor.role, tensor.name): tensor.largest or 0.0 for tensor in (seen.tensors if seen else ())}
-    found = [d for d in differences(reference, float64, fetch) if d.compared and d.dtype in _MANTISSA]
-    shares = [_allowance(d, largest[d.role, d.name], 0.0) for d in found if d.elements > 1]
-    scales = [largest[d.role, d.name] for d in found if d.elements > 1]
-    share = max((one.total / scale for one, scale in zip(shares, scales) if scale), default=0.0)
-    return {(d.role, d.name): _allowance(d, largest[d.role, d.name], share if d.elements == 1 else 0.0) for d in found}
+    found = {(d.role, d.name): d for d in differences(reference, float64, fetch) if is_rounded(d.dtype)}
+    refused = {key: text for key, d in found.items() for text in [_no_ruler(d, reference, float64, fetch)] if text}
+    fit = {key: d for key, d in found.items() if key not in refused}
+    shares = [(_allowance(d, largest[key], 0.0).total, largest[key]) for key, d in fit.items() if d.elements > 1]
+    share = max((total / scale for total, scale in shares if scale), default=0.0)
+    allowed = {key: _allowance(d, largest[key], share if d.elements == 1 else 0.0) for key, d in fit.items()}
+    return Ruler(allowed, refused)
+
+
+def allowances(reference: Record, float64: Record, fetch: Fetch) -> dict[tuple[str, str], Allowance]:
+    """For each output and gradient of the reference, by role and name, what counts as rounding, where that is known."""
+    return dict(read_ruler(reference, float64, fetch).allowed)
+
+
+def _no_ruler(item: Difference, reference: Record, float64: Record, fetch: Fetch) -> str:
+    """Why the float64 reference measures no rounding of a tensor. Empty if it does."""
+    if item.elements == 0:
+        return ""
+    pair = [_tensor(record, item) for record in (reference, float64)]
+    ours, exact = (_numbers(tensor, pair, fetch) for tensor in pair)
+    if not item.compared or ours is None or exact is None:
+        return "its content, or that of the float64 reference, is not at hand"
+    unlike = _unlike_numbers(ours, exact, _coarser(item.dtype, reference.spec.question.dtype))
+    return f"the float64 reference is another calculation: {unlike}" if unlike else ""
+
+
+def _coarser(tensor: str, calculated: str) -> str:
+    """The dtype with fewer digits: a loss in double precision of a calculation in single precision has those of the
+    latter.
+    """
+    return min((_part(tensor), calculated), key=lambda dtype: _MANTISSA.get(dtype, math.inf))
+
+
+def _unlike_numbers(ours: Sequence[Number], theirs: Sequence[Number], dtype: str) -> str:
+    """Why two tensors are not one calculation, rounded in two ways. Empty if they may be."""
+    if any(_is_finite(a) != _is_finite(b) for a, b in zip(ours, theirs)):
+        return "one is finite where the other is not"
+    apart, size = _norms(ours, theirs)
+    if apart <= size * 2.0 ** (-(_MANTISSA[dtype] + 1) / 2):
+        return ""
+    share = apart / size if size else math.inf
+    return f"they differ by {share:.2g} of their size, so fewer than half of the digits of {dtype} agree"
+
+
+def _tensor(record: Record, item: Difference) -> Tensor:
+    tensors = record.observation.tensors if record.observation else ()
+    return next(tensor for tensor in tensors if (tensor.role, tensor.name) == (item.role, item.name))
+
+
+def _numbers(tensor: Tensor, pair: Sequence[Tensor], fetch: Fetch) -> list[Number] | None:
+    content = _content(tensor, fetch, whole=all(one.whole for one in pair))
+    return None if content is None else values(content, tensor.dtype or "")
+
+
+def _norms(ours: Sequence[Number], exact: Sequence[Number]) -> tuple[float, float]:
+    """Euclidean norms of the difference and of the second, over the elements that are finite."""
+    pairs = [(a, b) for a, b in zip(ours, exact) if _is_finite(a) and _is_finite(b)]
+    return _norm([abs(a - b) for a, b in pairs]), _norm([abs(b) for _, b in pairs])
+
+
+def _norm(sizes: Sequence[float]) -> float:
+    largest = max(sizes, default=0.0)
+    return largest * math.sqrt(math.fsum((size / largest) ** 2 for size in sizes)) if largest else 0.0
 
 
 def _allowance(item: Difference, largest: float, share: float) -> Allowance:
-    return Allowance(item.absolute, ulp(largest, item.dtype), share * largest)
+    return Allowance(item.absolute, ulp(largest, item.dtype), share * largest if math.isfinite(largest) else 0.0)
 
 
 @dataclass(frozen=True)
 class Noise:
     """What the replays of one machine show of rounding in one case, by role and name of a tensor."""
 
-    allowed: Mapping[tuple[str, str], Allowance]
+    allowed: Mapping[Key, Allowance]
     """Of its reference."""
-    own: Mapping[tuple[str, str], float]
-    """Largest error of the case itself against float64, in the tensor's own unit."""
-    repeats: Mapping[tuple[str, str], float]
-    """Largest difference among its repeats, in the tensor's own unit. Only of those that differ."""
+    refused: Mapping[Key, str]
+    """Why the float64 reference measures no rounding of a tensor."""
+    own: Mapping[Key, float]
+    """What the error of the case itself against float64 is at most, in the tensor's own unit."""
+    repeats: Mapping[Key, float]
+    """Largest difference among its repeats, in the tensor's own unit. Only of those that differ, and by rounding."""
 
 
 def noise(
@@ -273,26 +444,36 @@ def noise(
     """Measured on the machine of the replay: from its reference (itself, if it is one), the same calculation in
     float64, and its repeats.
     """
-    ours, ruler = replay.plain, float64.plain if float64 else None
+    ours, exact = replay.plain, float64.plain if float64 else None
     against = (reference or replay).plain
     if ours is None:
-        return Noise({}, {}, {})
-    finished = ruler is not None and ruler.outcome.kind == "finished"
-    own = differences(ours, ruler, fetch) if ruler is not None and finished else []
+        return Noise({}, {}, {}, {})
+    finished = exact is not None and exact.outcome.kind == "finished"
+    own = differences(ours, exact, fetch) if exact is not None and finished else []
+    ruler = read_ruler(against, exact, fetch) if exact is not None and finished and against is not None else None
     return Noise(
-        allowed=allowances(against, ruler, fetch) if ruler is not None and finished and against is not None else {},
-        own={(item.role, item.name): item.absolute for item in own if item.compared},
+        allowed=ruler.allowed if ruler else {},
+        refused=ruler.refused if ruler else {},
+        own={(item.role, item.name): item.at_most for item in own if item.compared},
         repeats=_spread(ours, [other.plain for other in repeats if other.plain is not None], fetch),
     )
 
 
-def _spread(ours: Record, others: Sequence[Record], fetch: Fetch) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = {}
+def _spread(ours: Record, others: Sequence[Record], fetch: Fetch) -> dict[Key, float]:
+    """What repeats differ by, of tensors whose repeats all agree in half of their digits: others are not rounded
+    otherwise but vary, and measure nothing.
+    """
+    found: dict[Key, float] = {}
+    varying: set[Key] = set()
     for other in others:
         for item in differences(ours, other, fetch):
-            if item.compared and not item.same_bits:
-                found[item.role, item.name] = max(item.absolute, found.get((item.role, item.name), 0.0))
-    return found
+            key = (item.role, item.name)
+            if item.same_bits or not is_rounded(item.dtype):
+                continue
+            if _no_ruler(item, ours, other, fetch):
+                varying.add(key)
+            found[key] = max(item.absolute, found.get(key, 0.0))
+    return {key: size for key, size in found.items() if key not in varying}
 
 
 @dataclass(frozen=True)
@@ -300,7 +481,7 @@ class Limit:
     """By how much one tensor may differ between two machines and still be equal within rounding."""
 
     total: float
-    """In the tensor's own unit."""
+    """In the tensor's own unit. NaN if it is not known, and `why` says why."""
     why: str
 
 
@@ -321,6 +502,8 @@ def limits(ours: Noise, theirs: Noise) -> dict[tuple[str, str], Limit]:
         spread = max(side.repeats.get(key, 0.0) for side in (ours, theirs))
         if spread > (found[key].total if key in found else 0.0):
             found[key] = Limit(spread, "repeats on one machine differ by as much")
+    for key, why in {**theirs.refused, **ours.refused}.items():
+        found.setdefault(key, Limit(math.nan, why))
     return found
 
 
@@ -400,6 +583,10 @@ Limits = Mapping[tuple[str, str], Union[Allowance, Limit]]
 """What counts as rounding, by role and name of a tensor."""
 
 
+_OPERATORS = "operators"
+_WORDING = "wording of the error"
+
+
 def rank(ours: Replay, theirs: Replay, fetch: Fetch, allowed: Limits | None = None) -> Agreement:
     """How closely two replays of one case agree. `allowed` is what counts as rounding, if it was measured: what the
     reference allows within one machine, `limits` between two.
@@ -407,50 +594,52 @@ def rank(ours: Replay, theirs: Replay, fetch: Fetch, allowed: Limits | None = No
     hindrance = _hindrance(ours, theirs)
     if hindrance:
         return Agreement(6, hindrance, "", ())
-    if ours.evidence_digest() == theirs.evidence_digest():
-        return Agreement(1, _why_identical(ours), "", ())
-    outcome = _outcome_difference(ours, theirs)
+    passes = sorted(ours.records.keys() & theirs.records.keys())
+    pairs = [(ours.records[name], theirs.records[name]) for name in passes]
+    if all(first.agreement_digest() == second.agreement_digest() for first, second in pairs):
+        return Agreement(1, "the evidence digests are equal", "", ())
+    outcome = _outcome_difference(passes, pairs)
     if outcome:
         return Agreement(5, "a pass ended otherwise", outcome, ())
-    pairs = [(ours.records[name], theirs.records[name]) for name in sorted(ours.records)]
-    found = tuple(differences(ours.records["plain"], theirs.records["plain"], fetch))
+    found = tuple(differences(*pairs[passes.index("plain")], fetch))
+    undecided = ""
     for first, second in pairs:
         listed = differences(first, second, fetch)
-        lost = next((d for d in listed if math.isnan(d.absolute) and _present_equal(first, second)), None)
-        if lost is not None:
-            return Agreement(6, f"{lost.role} {lost.name} differs, its content is not at hand", "", found)
         tensors = _tensor_difference(first.observation, second.observation, listed, allowed)
-        if tensors:
-            return Agreement(4, "a tensor differs by more than rounding", tensors, found)
-    operators = _operator_difference(ours, theirs)
-    if operators:
-        return Agreement(3, "an operator differs, no tensor beyond rounding", operators, found)
-    other = next((text for pair in pairs for text in [_other_difference(*pair)] if text), "")
+        if tensors is not None and tensors.beyond:
+            return Agreement(4, tensors.rule, tensors.first, found)
+        undecided = undecided or (tensors.rule if tensors is not None else "")
+    if undecided:
+        return Agreement(6, undecided, "", found)
+    other = next((text for pair in pairs for text in [_observed_difference(*pair)] if text), "")
     if other:
-        return Agreement(4, "a value that the case observed differs", other, found)
+        return Agreement(4, "an observed value differs", other, found)
+    operators = _operator_difference(passes, pairs)
+    wording = _wording_difference(passes, pairs)
+    if operators or wording:
+        what = " and ".join(
+            word for word, text in (("operators", operators), ("wording of the error", wording)) if text
+        )
+        return Agreement(
+            3, f"other {what}, no value beyond rounding", "; ".join(filter(None, (wording, operators))), found
+        )
     return Agreement(2, _why_within(found, allowed or {}), "", found)
-
-
-def _why_identical(replay: Replay) -> str:
-    if all(record.evidence() == {"varies": True} for record in replay.records.values()):
-        return "results vary from run to run, and only that they do is evidence"
-    return "the evidence digests are equal"
 
 
 def _why_within(found: Sequence[Difference], allowed: Limits) -> str:
     """The rule, and the tensor that comes closest to what it allows."""
     shares = [
-        (item.absolute / limit.total, item, limit)
+        (item.at_least / limit.total, item, limit)
         for item in found
         for limit in [allowed.get((item.role, item.name))]
-        if limit is not None and limit.total and not item.same_bits
+        if limit is not None and limit.total > 0 and not item.same_bits
     ]
     if not shares:
         return "no tensor differs"
     _, item, limit = max(shares, key=lambda one: one[0])
     why = limit.why if isinstance(limit, Limit) else "the reference errs by as much, against float64"
     return (
-        f"no tensor differs by more than rounding: {item.role} {item.name} by {item.absolute:.3g}{item.sampled}, "
+        f"no tensor differs by more than rounding: {item.role} {item.name} by {item.seen}, "
         f"allowed {limit.total:.3g}: {why}"
     )
 
@@ -458,13 +647,14 @@ def _why_within(found: Sequence[Difference], allowed: Limits) -> str:
 def _hindrance(ours: Replay, theirs: Replay) -> str:
     if ours.spec.question.case_digest() != theirs.spec.question.case_digest():
         return "they answer different questions"
-    if "plain" not in ours.records or "plain" not in theirs.records:
+    first, second = ours.plain, theirs.plain
+    if first is None or second is None:
         return "a plain pass is missing"
-    first, second = ours.records["plain"], theirs.records["plain"]
-    if "not_run" in (first.outcome.kind, second.outcome.kind):
-        return f"not run: {first.outcome.detail or second.outcome.detail}"
-    if set(ours.records) != set(theirs.records):
-        return "they were looked at in different passes"
+    for record in (first, second):
+        if record.outcome.kind in ("not_run", "not_observed"):
+            return f"{record.outcome.kind.replace('_', ' ')}: {record.outcome.detail}"
+    if first.varies or second.varies:
+        return "results vary from run to run by nature: one run is no evidence of another"
     if first.observation and second.observation and _inputs(first.observation) != _inputs(second.observation):
         return "the inputs differ"
     return ""
@@ -474,27 +664,28 @@ def _inputs(seen: Observation) -> list[tuple[str, str | None]]:
     return [(tensor.name, tensor.digest) for tensor in seen.tensors if tensor.role == "input"]
 
 
-def _outcome_difference(ours: Replay, theirs: Replay) -> str:
-    for name in sorted(ours.records):
-        first, second = ours.records[name].outcome, theirs.records[name].outcome
-        left = (first.kind, first.phase, first.fingerprint())
-        right = (second.kind, second.phase, second.fingerprint())
+Pairs = Sequence[Tuple[Record, Record]]
+"""Records of the passes that two replays share."""
+
+
+def _outcome_difference(passes: Sequence[str], pairs: Pairs) -> str:
+    """The first pass of another kind of ending, exception type or phase, in words. Empty if there is none."""
+    for name, (first, second) in zip(passes, pairs):
+        left, right = ((one.outcome.kind, one.outcome.phase, one.outcome.named) for one in (first, second))
         if left != right:
-            return f"{name} pass: {_unlike(first, second)}"
+            return f"{name} pass: {_ended(first.outcome)} against {_ended(second.outcome)}"
     return ""
 
 
-def _unlike(ours: Outcome, theirs: Outcome) -> str:
-    """How two processes ended; of messages that begin alike, the first line in which they differ."""
-    left, right = ((one.fingerprint() or "").strip().splitlines() for one in (ours, theirs))
-    if not left or not right or left[0] != right[0]:
-        return f"{_ended(ours)} against {_ended(theirs)}"
-    length = max(len(left), len(right))
-    pairs = zip(*(lines + ["nothing"] * (length - len(lines)) for lines in (left, right)))
-    for number, (first, second) in enumerate(pairs, 1):
-        if first != second:
-            return f"{_ended(ours)}; line {number}: {_cut(first.strip())} against {_cut(second.strip())}"
-    return f"{_ended(ours)}, in other phases or with other spaces"
+def _wording_difference(passes: Sequence[str], pairs: Pairs) -> str:
+    """Where the messages of one error first differ. Empty if they say the same."""
+    for name, (first, second) in zip(passes, pairs):
+        left, right = ((one.outcome.fingerprint() or "").splitlines() for one in (first, second))
+        for number, (ours, theirs) in enumerate(zip_longest(left, right, fillvalue="nothing"), 1):
+            if ours != theirs:
+                where = f"{_ended(first.outcome)}; line {number}: " if number > 1 else ""
+                return f"{name} pass: {where}{_cut(ours.strip())} against {_cut(theirs.strip())}"
+    return ""
 
 
 def _ended(outcome: Outcome) -> str:
@@ -505,57 +696,74 @@ def _ended(outcome: Outcome) -> str:
     return f"{outcome.kind} ({outcome.detail})" if outcome.detail else outcome.kind
 
 
+@dataclass(frozen=True)
+class _Unlike:
+    """A tensor that is not the same on both sides."""
+
+    beyond: bool
+    """True if it differs by more than rounding, or nobody knows what rounding is; False if that is undecided."""
+    rule: str
+    first: str
+
+
 def _tensor_difference(
     ours: Observation | None,
     theirs: Observation | None,
     found: Sequence[Difference],
     allowed: Limits | None,
-) -> str:
+) -> _Unlike | None:
+    """The first tensor that is not the same within rounding, one that is beyond it before one that is undecided."""
     if ours is None or theirs is None:
-        return "" if ours is theirs else "one side left no observation"
+        return None if ours is theirs else _Unlike(beyond=True, rule="one side left no observation", first="")
     if _present(ours) != _present(theirs):
-        return "other tensors are there, or of other shapes"
-    for item in found:
-        limit = (allowed or {}).get((item.role, item.name))
-        if item.same_bits:
-            continue
-        if limit is None or not item.compared or not item.absolute <= limit.total:
-            return f"{item.role} {item.name} differs by {item.absolute:.3g}{item.sampled}{_allows(limit)}"
-        # The sample is within; the sketch has seen every element.
-        if item.distance is not None and item.distance * (1 - 3 * SKETCH_ERROR) > limit.total * item.elements**0.5:
-            mean = item.distance / item.elements**0.5
-            return (
-                f"{item.role} {item.name} differs by {mean:.3g} in the root mean square over all {item.elements} "
-                f"elements (estimated from sketches, to {SKETCH_ERROR:.0%}){_allows(limit)}"
-            )
-    return ""
+        first = "other tensors are there, or of other shapes, dtypes or layouts"
+        return _Unlike(beyond=True, rule="a tensor is another one", first=first)
+    unlike = [one for item in found for one in [_unlike(item, (allowed or {}).get((item.role, item.name)))] if one]
+    return min(unlike, key=lambda one: not one.beyond, default=None)
+
+
+def _unlike(item: Difference, limit: Allowance | Limit | None) -> _Unlike | None:
+    """How a tensor differs by more than rounding, or why that cannot be said. None if it does not."""
+    name = f"{item.role} {item.name}"
+    if item.same_bits:
+        return None
+    if math.isnan(item.absolute):
+        return _Unlike(beyond=False, rule=f"{name} differs, its content is not at hand or has no numbers", first="")
+    first = f"{name} differs by {item.seen}{_allows(limit)}"
+    if limit is None or math.isnan(limit.total):
+        return _Unlike(beyond=True, rule="a tensor differs; what counts as rounding is not known", first=first)
+    if not item.at_least <= limit.total:
+        return _Unlike(beyond=True, rule="a tensor differs by more than rounding", first=first)
+    if not item.at_most <= limit.total:
+        rule = f"{name}: {item.compared} of {item.elements} elements and the sketch do not decide: {item.seen}"
+        return _Unlike(beyond=False, rule=f"{rule}{_allows(limit)}", first="")
+    return None
 
 
 def _allows(limit: Allowance | Limit | None) -> str:
-    return "; what rounding allows is not known" if limit is None else f"; rounding allows {limit.total:.3g}"
+    if limit is None:
+        return "; what rounding allows is not known"
+    if math.isnan(limit.total):
+        return f"; what rounding allows is not known: {limit.why if isinstance(limit, Limit) else ''}"
+    return f"; rounding allows {limit.total:.3g}"
 
 
-def _present_equal(ours: Record, theirs: Record) -> bool:
-    first, second = ours.observation, theirs.observation
-    return first is not None and second is not None and _present(first) == _present(second)
+def _present(seen: Observation) -> list[tuple[Any, ...]]:
+    return [(t.role, t.name, t.dtype, t.shape, t.layout, t.digest is None) for t in seen.tensors]
 
 
-def _present(seen: Observation) -> list[tuple[str, str, str | None, tuple[int, ...] | None]]:
-    return [(t.role, t.name, t.dtype, t.shape) for t in seen.tensors]
-
-
-def _operator_difference(ours: Replay, theirs: Replay) -> str:
-    for name in sorted(ours.records):
-        first, second = ours.records[name].observation, theirs.records[name].observation
-        left, right = (first and first.operators) or {}, (second and second.operators) or {}
+def _operator_difference(passes: Sequence[str], pairs: Pairs) -> str:
+    for name, (first, second) in zip(passes, pairs):
+        left, right = ((one.observation and one.observation.operators) or {} for one in (first, second))
         for phase in sorted(set(left) | set(right)):
             found = first_difference(left.get(phase, ()), right.get(phase, ()))
             if found:
-                return f"{phase}, operator {found[0]}: {_shown(found[1].left)} against {_shown(found[1].right)}"
+                shown = f"{_shown(found[1].left)} against {_shown(found[1].right)}"
+                return f"{name} pass, {phase}, operator {found[0]}: {shown}"
     return ""
 
 
-def _other_difference(ours: Record, theirs: Record) -> str:
+def _observed_difference(ours: Record, theirs: Record) -> str:
     """The first observed value, or switch left changed, that is not the same."""
     first, second = ours.evidence(), theirs.evidence()
     if first.get("observed") != second.get("observed"):

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import catalogue
+from .quantity import significant, with_range
 from .record import Spec
 from .snippet import snippet
 
@@ -145,13 +146,16 @@ def _show(timings: Sequence[Timing], cases: int) -> None:
     for way in dict.fromkeys(one.way for one in timings):
         wall, cpu = _medians(timings, way)
         goal = f"{GOALS[way]:.2f}" if way in GOALS else ""
-        table.add_row(way, f"{wall:.1f}", f"{wall / base[0]:.2f}", goal, f"{cpu:.1f}", f"{cpu / base[1]:.2f}")
+        walls = [one.wall for one in timings if one.way == way]
+        ratios = [significant(wall / base[0]), goal, significant(cpu), significant(cpu / base[1])]
+        table.add_row(way, with_range(walls), *ratios)
     Console().print(table)
     few, many = (_medians(timings, way)[0] for way in ("forked, 3 cases", "forked"))
     each, alone = (many - few) / (cases - 3), base[0] / cases
     print(
-        f"forked: {few:.1f} s go by before there is much to do (torch and mlflow are imported once each, the sweep\n"
-        f"is planned); then a case takes {each * 1000:.0f} ms, bare {alone * 1000:.0f} ms: ratio {each / alone:.2f}"
+        f"forked: {significant(few)} s go by before there is much to do (torch and mlflow are imported once each, the\n"
+        f"sweep is planned); then a case takes {significant(each * 1000)} ms, bare {significant(alone * 1000)} ms: "
+        f"ratio {significant(each / alone)}"
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any, Callable, Mapping, Optional
 from .pack import put
 from .record import SCHEMA, Ending, Output, Record, Replay, Spec, canonical, digest, parse, replays
 
-LARGEST = 2 * 2**20
+LARGEST = 8 * 2**20
 """Bytes of a capsule: what can be attached to a report of a fault."""
 
 PACKAGE = "twofold_capsule"
@@ -41,6 +41,7 @@ PROGRAM = (
     "scenario.py",
     "verdict.py",
     "engine/*.py",
+    "fingerprint.py",
     "worker/*.py",
 )
 """Files below `experiments/` that a capsule holds, beside the scenarios."""

@@ -44,6 +44,8 @@ class Entry:
     replays: int | None
     """None to take the sweep's own number."""
     suites: tuple[str, ...]
+    rounding: bool
+    """Whether float64 references are wanted although no case asks for them."""
     cases: tuple[Mapping[str, Any], ...]
 
     def references(self, device: str) -> list[Mapping[str, Any]]:

@@ -137,6 +137,9 @@ class LimitsConfig:
     """Bytes that one file, and all files in the process's own folder, may grow to."""
     keep: int = 16384
     """Bytes up to which a tensor is kept whole."""
+    keep_deciding: int = 4 * 2**20
+    """Bytes up to which a tensor is kept whole where a verdict may hang on one of its elements: where cases are to
+    differ from the reference, or to be within its rounding."""
 
 
 @dataclass
@@ -178,7 +181,11 @@ class Config:
     passes: list[Pass] = field(default_factory=lambda: [Pass.plain, Pass.profiled])
     """How each case is looked at, each in a process of its own."""
     replays: int | None = None
-    """Times each case is replayed. null: as often as its scenario says, else once."""
+    """Times each case is replayed. null: as often as its scenario says, else once; and what is measured as below."""
+    measured_replays: int = 3
+    """Times a case is replayed whose memory or time is the point and that takes under ten seconds; the full suite."""
+    long_measured_replays: int = 1
+    """Likewise of those that take ten seconds or more."""
     seed: int = 1729
     hash_seed: int = 0
     """PYTHONHASHSEED of the workers."""
@@ -298,10 +305,11 @@ def _missing(specs: Sequence[Spec], catalogue: Catalogue) -> dict[str, str]:
 
 
 def _check(cfg: Config) -> None:
-    for name, value in (("replays", cfg.replays), ("workers", cfg.workers)):
+    counts = ("replays", "measured_replays", "long_measured_replays", "workers")
+    for name, value in ((name, getattr(cfg, name)) for name in counts):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} runs nothing; give 1 or more, or null for the default")
-    for name in ("timeout", "memory", "output", "disk", "keep"):
+    for name in ("timeout", "memory", "output", "disk", "keep", "keep_deciding"):
         limit = getattr(cfg.limits, name)
         if limit is not None and not limit > 0:
             raise ConfigError(f"limits.{name}={limit} leaves nothing; give a number above 0")
@@ -407,18 +415,49 @@ def _on(entry: Entry, devices: Sequence[str], cfg: Config) -> list[Spec]:
 def _entry(entry: Entry, device: str, cfg: Config) -> Iterator[Spec]:
     wanted = _wanted(entry, device, cfg)
     replays = cfg.replays or (1 if cfg.suite is Suite.quick else entry.replays or 1)
-    for repeat in range(replays):
-        for chosen in _with_references(entry, device, wanted):
-            # In float64 the reference serves as a ruler: read once, and not looked at more closely.
-            exact = chosen.dtype != chosen.input_dtype
-            if exact and repeat:
-                continue
-            for pass_ in PASSES[:1] if exact else _passes(chosen.case, cfg):
+    listed = _with_references(entry, device, wanted)
+    measured = [_measured_replays(entry, chosen, cfg) for chosen in listed]
+    for repeat in range(max([replays, *measured])):
+        for chosen, most in zip(listed, measured):
+            for pass_ in _looks(chosen, repeat, replays, most, cfg):
                 yield Spec(
                     question=_question(entry, chosen, device, cfg, pass_),
-                    setting=_setting(chosen, cfg, repeat, replays),
+                    setting=_setting(entry, chosen, device, cfg, repeat, replays),
                     mark=_mark(entry, chosen, device, cfg),
                 )
+
+
+def _measured_replays(entry: Entry, chosen: _Chosen, cfg: Config) -> int:
+    """Times a case is replayed for what is measured in it: none of them beyond what is asked for by `replays`."""
+    if cfg.replays is not None or cfg.suite is Suite.quick or _is_ruler(chosen) or not _is_measured(entry, chosen, cfg):
+        return 0
+    return cfg.long_measured_replays if chosen.case["measured"] == "at length" else cfg.measured_replays
+
+
+def _is_ruler(chosen: _Chosen) -> bool:
+    """A reference in float64, which only serves to measure rounding."""
+    return chosen.dtype != chosen.input_dtype
+
+
+def _is_measured(entry: Entry, chosen: _Chosen, cfg: Config) -> bool:
+    """Whether memory or time is its point: its mark says so, or it is a point of a series."""
+    case = chosen.case
+    bounds = any(expectation["kind"] in ("peaks", "holds") for expectation in case["expectations"])
+    return bool(case["measured"] or case["warm_up"] or bounds or any(_series(entry, case["name"], cfg)))
+
+
+def _looks(chosen: _Chosen, repeat: int, replays: int, measured: int, cfg: Config) -> list[str]:
+    """Passes of one repeat. A ruler is read once, and not looked at more closely; what is repeated for a measurement
+    is looked at again only where its expectation needs it.
+    """
+    if _is_ruler(chosen):
+        return [] if repeat else list(PASSES[:1])
+    if repeat < replays:
+        return _passes(chosen.case, cfg)
+    if repeat >= measured:
+        return []
+    needed = any(expectation["kind"] == "recomputes_without" for expectation in chosen.case["expectations"])
+    return _passes(chosen.case, cfg) if needed else list(PASSES[:1])
 
 
 def _passes(case: Mapping[str, Any], cfg: Config) -> list[str]:
@@ -455,7 +494,8 @@ def _with_references(entry: Entry, device: str, wanted: Sequence[_Chosen]) -> li
             continue  # It will not run, so there is nothing to compare.
         reference = _reference(entry, device, one)
         if reference is not None:
-            for made in (reference, _exact(reference)):
+            ruled = _is_ruled(entry, device, reference.case)
+            for made in (reference, *([_exact(reference)] if ruled else [])):
                 listed.setdefault(_label(made), made)
     return [*listed.values(), *wanted]
 
@@ -479,6 +519,27 @@ def _reference(entry: Entry, device: str, one: _Chosen) -> _Chosen | None:
     return _Chosen(case, parameters, one.dtype, one.dtype)
 
 
+def _is_ruled(entry: Entry, device: str, reference: Mapping[str, Any]) -> bool:
+    """Whether rounding is measured for what is compared with the reference: only where a case or the scenario asks."""
+    expected = _expected_against(entry, device, reference)
+    return entry.rounding or any(one["kind"] == "agrees" and not one["bitwise"] for one in expected)
+
+
+def _is_decided_by_elements(entry: Entry, device: str, reference: Mapping[str, Any]) -> bool:
+    """Whether a verdict may hang on one element of what is compared with the reference, so that all are kept."""
+    kinds = {expectation["kind"] for expectation in _expected_against(entry, device, reference)}
+    return _is_ruled(entry, device, reference) or "differs" in kinds
+
+
+def _expected_against(entry: Entry, device: str, reference: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What is expected of the cases that are compared with the reference."""
+    first = next(iter(entry.references(device)), None)
+    for case in entry.cases:
+        named = case["reference"] or (first["name"] if first else None)
+        if case["role"] != "reference" and device in case["on"] and named == reference["name"]:
+            yield from case["expectations"]
+
+
 def _exact(reference: _Chosen) -> _Chosen:
     return _Chosen(reference.case, reference.parameters, "float64", reference.input_dtype)
 
@@ -498,8 +559,10 @@ def _question(entry: Entry, chosen: _Chosen, device: str, cfg: Config, pass_: st
     )
 
 
-def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting:
+def _setting(entry: Entry, chosen: _Chosen, device: str, cfg: Config, repeat: int, replays: int) -> Setting:
     limits, case = cfg.limits, chosen.case
+    reference = chosen if case["role"] == "reference" else _reference(entry, device, chosen)
+    decided = reference is not None and _is_decided_by_elements(entry, device, reference.case)
     # Of several replays the last runs from a copy of the sources in another folder.
     copied = cfg.environment.sources is Sources.copied or (replays > 1 and repeat == replays - 1)
     return Setting(
@@ -512,7 +575,7 @@ def _setting(chosen: _Chosen, cfg: Config, repeat: int, replays: int) -> Setting
         memory=case["memory"] or limits.memory,
         output=case["output"] or limits.output,
         disk=case["disk"] or limits.disk,
-        keep=limits.keep,
+        keep=limits.keep_deciding if decided else limits.keep,
         compile_cache="private",
         threads=cfg.environment.threads,
         matmul_precision=cfg.environment.matmul_precision.value,
@@ -543,10 +606,12 @@ def _mark(entry: Entry, chosen: _Chosen, device: str, cfg: Config) -> Mark:
     case = chosen.case
     if case["role"] == "reference":
         reference = None
-        exact = None if chosen.dtype != chosen.input_dtype else _exact(chosen)
+        ruled = chosen.dtype == chosen.input_dtype and _is_ruled(entry, device, case)
+        exact = _exact(chosen) if ruled else None
     else:
         reference = _reference(entry, device, chosen)
-        exact = None if reference is None else _exact(reference)
+        ruled = reference is not None and _is_ruled(entry, device, reference.case)
+        exact = _exact(reference) if reference is not None and ruled else None
     return Mark(
         role=case["role"],
         expectations=tuple(case["expectations"]),

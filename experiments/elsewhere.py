@@ -32,9 +32,8 @@ from . import capsule, launch, needs, pack
 from .agreement import RANKS, Agreement, limits, noise, rank
 from .engine import local
 from .engine.forks import Forks
+from .fingerprint import PATHS, RELATIVE
 from .record import (
-    PATHS,
-    RELATIVE,
     Record,
     Replay,
     Spec,

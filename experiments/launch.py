@@ -32,6 +32,7 @@ from typing import IO, Any, Callable, Mapping, Protocol
 
 from .record import (
     PHASES,
+    UNOBSERVED,
     VARIABLES,
     Ending,
     Observation,
@@ -50,8 +51,10 @@ PATIENCE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 LONGEST_END = 10.0
 """Seconds after SIGKILL in which somebody must say that the process has ended."""
-OWN_FILES = 2**24
+OWN_FILES = 2**28
 """Bytes that the worker's own files may take beside what the case writes: one file of the case may fill the limit."""
+LONGEST_REASON = 2000
+"""Characters that are read of why a worker left no observation."""
 LOOK = 0.2
 """Seconds between two looks at what takes longer to find out: the memory of a group, the size of a folder."""
 
@@ -323,11 +326,22 @@ class Running:
             return self._ended_for
         if code == -_KILL and kernel_kills() > self._kills_before:
             return _ended("out_of_memory", self._phase(), "ended by the kernel, which was out of memory")
+        if code == 1 and seen is None and self._unobserved():
+            return _ended("not_observed", self._phase(), self._unobserved())
         if code != 0:
             return _ended("died", self._phase(), _signal_name(-code) if code < 0 else f"exit {code}")
         if seen is None:
             return _ended("died", self._phase(), f"exit 0, {problem}")
         return seen.outcome
+
+    def _unobserved(self) -> str:
+        """Why the worker says that it could leave no observation. Empty if it says nothing."""
+        path = self.folder / UNOBSERVED
+        try:
+            with path.open(encoding="utf-8", errors="backslashreplace") as file:
+                return file.read(LONGEST_REASON) if stat.S_ISREG(path.lstat().st_mode) else ""
+        except OSError:
+            return ""
 
     def _observation(self) -> tuple[Observation | None, Output | None, str]:
         """The observation, or what is there instead and why it cannot be read."""
@@ -374,7 +388,7 @@ _PLAIN: Mapping[str, Any] = {"str": str, "int": int, "float": float, "bool": boo
 def _refuse_odd(seen: Observation) -> None:
     """Raise RecordError for what no worker says and no archive could keep."""
     outcome = seen.outcome
-    if outcome.kind not in ("finished", "raised") or outcome.phase not in (None, *PHASES):
+    if outcome.kind not in ("finished", "raised", "not_observed") or outcome.phase not in (None, *PHASES):
         raise RecordError(f"a worker does not say {outcome.kind!r} in {outcome.phase!r}")
     operators = [one for listed in (seen.operators or {}).values() for one in listed]
     parts: tuple[Any, ...] = (*seen.tensors, *seen.observed, *seen.state, *seen.memory, *seen.sources, *operators)

@@ -14,6 +14,8 @@ Schema history:
     2   a setting names the compile cache, a mark the series it belongs to, memory the largest single allocation;
         a process may warm up before it is looked at.
     3   a setting says how many threads it gives and which matmul precision, where the question's own are not meant.
+    4   a process may end as `not_observed`; a tensor names its layout; a fingerprint is free of frames, ports, times
+        and temporary names, and the texts that a case observed are compared like it; `varies` says of what.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-SCHEMA = 3
+from .fingerprint import PATHS, normalize, normalize_value
+
+SCHEMA = 4
 """Version of the record's JSON that this code writes. It reads 1 to SCHEMA."""
 
 PASSES = ("plain", "profiled")
-ENDINGS = ("finished", "raised", "timed_out", "out_of_memory", "died", "not_run")
+ENDINGS = ("finished", "raised", "timed_out", "out_of_memory", "died", "not_run", "not_observed")
+UNOBSERVED = "unobserved"
+"""File in which a worker says why it could leave no observation."""
 PHASES = ("inputs", "warm-up", "forward", "backward")
 
 _LARGEST = 2**53
@@ -417,8 +423,12 @@ class Tensor:
     dtype: str | None
     """None if there is no such tensor: an input that got no gradient."""
     shape: tuple[int, ...] | None
+    layout: str
+    """Empty for an ordinary dense tensor, else what it is, such as ``jagged: 2x2, 3x2``, ``sparse_csr``, ``meta``."""
     digest: str | None
-    """SHA-256 of its elements as raw little-endian bytes in row-major order."""
+    """SHA-256 of its elements as raw little-endian bytes in row-major order; of a sparse tensor as a dense one, of a
+    nested one those of its parts, of a quantized one its integers. None for a tensor that has no elements to keep, as
+    one on the meta device, and if there is no such tensor."""
     whole: bool
     """True if those bytes are stored; False if only `samples` and `sketch` are."""
     norm: float | None
@@ -573,36 +583,42 @@ class Outcome:
     traceback: str | None
     """With paths relative to the project or to torch. None unless `raised`."""
     detail: str
-    """Signal name, exit code, limit or missing need. Empty when `finished` or `raised`."""
+    """Signal name, exit code, limit, missing need, or what could not be observed and why. Empty when `finished` or
+    `raised`."""
 
-    def fingerprint(self) -> str | None:
-        """Type, phase and message up to its first blank line, without what changes from run to run:
-        addresses, paths, line numbers, process ids. Shapes and byte counts stay. None unless `raised`.
+    def fingerprint(self, schema: int = SCHEMA) -> str | None:
+        """Type, phase and message without what changes from run to run (`fingerprint.normalize`), as records of
+        `schema` have it. Shapes and byte counts stay. None unless `raised`.
         """
         if self.kind != "raised":
             return None
-        head = re.split(r"\n[ \t]*\n", (self.message or "").strip(), maxsplit=1)[0]
-        return f"{self.type} in {self.phase}: {_without_accidents(head)}"
+        message = self.message or ""
+        head = normalize(message) if schema >= _NORMALIZED else _without_accidents(message)
+        return f"{self.type} in {self.phase}: {head}"
+
+    @property
+    def named(self) -> str | None:
+        """What the process ended by: the exception's type, or the signal or exit code that it died of. None for
+        other kinds.
+        """
+        if self.kind == "died":
+            found = re.match(r"SIG[A-Z0-9]+|signal \d+|exit -?\d+", self.detail)
+            return found.group() if found else ""
+        return self.type
+
+    @property
+    def ran(self) -> bool:
+        """Whether the case was started at all."""
+        return self.kind != "not_run"
 
 
-_CODE = r"\.(?:py|so|cpp|h|cu|dll|pyd)\b(?::\d+)?"
-PATHS = (
-    r"(?P<quote>['\"])(?:[A-Za-z]:\\|/)[^'\"\n]{0,4096}(?P=quote)",
-    # Folders may have spaces in them, but nothing beyond the first file of code belongs to the path.
-    r"(?:\b[A-Za-z]:|(?<![\w.]))(?:[/\\][\w.+ -]{1,255}?){0,40}?[/\\][\w.+-]{1,255}?" + _CODE,
-    r"(?<![\w.+-])[\w.+-]{0,255}(?:[/\\][\w.+-]{1,255}){1,40}?" + _CODE,
-    r"(?<![\w.:/\])}])/(?:[\w.+-]{1,255}/){1,40}[\w.+-]*",
-    r"\b[A-Za-z]:\\(?:[\w.+-]{1,255}\\){0,40}[\w.+-]+",
-)
-"""In quotes; of code, absolute and relative; of anything, absolute on Linux and Windows. Bounded, so that a
-long message takes no long time."""
+_NORMALIZED = 4
+"""The schema from which on fingerprints are made by `fingerprint.normalize`."""
 
 
-RELATIVE = 2
-"""Which of `PATHS` are relative ones of code."""
-
-
-def _without_accidents(text: str) -> str:
+def _without_accidents(message: str) -> str:
+    """As records up to schema 3 have it: their digests are of this."""
+    text = re.split(r"\n[ \t]*\n", message.strip(), maxsplit=1)[0]
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDRESS", text)
     for path in PATHS:
         text = re.sub(path, r"\g<quote>PATH\g<quote>" if "quote" in path else "PATH", text)
@@ -651,42 +667,68 @@ class Record:
     ending: Ending
     written: str | None = field(default=None, init=False, compare=False, repr=False)
     """For a record of an older schema the text it was read from, which its digest is of. None for one of this."""
+    read_schema: int | None = field(default=None, init=False, compare=False, repr=False)
+    """For a record of an older schema that schema. None for one of this."""
 
-    def evidence(self) -> dict[str, Any]:
-        """The part that a replay must repeat. Times, hosts, process ids and memory are not in it.
+    def evidence(self, schema: int = SCHEMA) -> dict[str, Any]:
+        """The part that a replay must repeat, as records of `schema` have it. Times, hosts, process ids and memory are
+        not in it.
 
         Where results vary from run to run by nature, only that is.
         """
-        if any(expectation.get("kind") == "varies" for expectation in self.spec.mark.expectations):
+        if self.varies:
             return {"varies": True}
-        seen = self.observation
+        seen, later = self.observation, schema >= _NORMALIZED
         outcome = {
             "kind": self.outcome.kind,
             "phase": self.outcome.phase,
-            "fingerprint": self.outcome.fingerprint(),
+            "fingerprint": self.outcome.fingerprint(schema),
+            **({"named": self.outcome.named} if later else {}),
         }
         if seen is None:
             return {"outcome": outcome, "tensors": None, "operators": None, "observed": None, "state": None}
         return {
             "outcome": outcome,
-            "tensors": [[t.role, t.name, t.dtype, t.shape, t.digest] for t in seen.tensors],
+            "tensors": [
+                [t.role, t.name, t.dtype, t.shape, t.digest, *([t.layout] if later else [])] for t in seen.tensors
+            ],
             "operators": None
             if seen.operators is None
             else {
                 phase: [[o.thread, o.depth, o.name, o.shapes] for o in listed]
                 for phase, listed in seen.operators.items()
             },
-            "observed": [[o.name, o.value] for o in seen.observed if o.kind == "evidence"],
+            "observed": [
+                [o.name, normalize_value(o.value) if later else o.value] for o in seen.observed if o.kind == "evidence"
+            ],
             "state": [_plain(change) for change in seen.state],
         }
 
+    @property
+    def varies(self) -> bool:
+        """Whether results vary from run to run by nature, so that one run is no evidence of another."""
+        return any(expectation.get("kind") == "varies" for expectation in self.spec.mark.expectations)
+
     def evidence_digest(self) -> str:
-        """Equal for two records exactly if they hold the same evidence."""
-        return self._evidence_digest
+        """Digest of the evidence as the record's own schema has it: what was written into the record."""
+        return self._written_digest
+
+    def agreement_digest(self) -> str:
+        """Equal for two records, of whichever schemas, exactly if they hold the same evidence."""
+        return self._agreement_digest
 
     @cached_property
-    def _evidence_digest(self) -> str:
+    def _agreement_digest(self) -> str:
         return digest(canonical(self.evidence()))
+
+    @cached_property
+    def _written_digest(self) -> str:
+        return self._agreement_digest if self.schema >= _NORMALIZED else digest(canonical(self.evidence(self.schema)))
+
+    @property
+    def schema(self) -> int:
+        """The schema that the record was written in."""
+        return SCHEMA if self.read_schema is None else self.read_schema
 
     def blobs(self) -> dict[str, str]:
         """Every content that must be kept beside the record: digest -> what it is.
@@ -727,19 +769,21 @@ class Record:
         if not isinstance(data, dict):
             raise RecordError("a record is a JSON object")
         try:
-            newest = data.get("schema") == SCHEMA
+            schema = data.get("schema")
             data = _upgraded(data)
             _keys(data, "record", ("spec", "outcome", "observation", "ending", "evidence_digest"))
             record = _record(data)
-            found = {"evidence digest": record.evidence_digest(), "fingerprint": record.outcome.fingerprint()}
+            if schema != SCHEMA:
+                object.__setattr__(record, "written", text)
+                object.__setattr__(record, "read_schema", schema)
+            fingerprint = record.outcome.fingerprint(record.schema)
+            found = {"evidence digest": record.evidence_digest(), "fingerprint": fingerprint}
             said = {"evidence digest": data["evidence_digest"], "fingerprint": data["outcome"]["fingerprint"]}
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise RecordError(f"not a record of schema {SCHEMA}: {type(error).__name__}: {error}") from None
         for name, value in found.items():
             if value != said[name]:
                 raise RecordError(f"{name} is {value}, the record says {said[name]}")
-        if not newest:
-            object.__setattr__(record, "written", text)
         return record
 
 
@@ -785,7 +829,20 @@ def _third(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "spec": upgraded_spec(data["spec"])}
 
 
-_UPGRADES: list[Any] = [_second, _third]
+def _fourth(data: dict[str, Any]) -> dict[str, Any]:
+    """Schema 3 kept dense tensors only, and what varied was how a process ended."""
+    seen = data["observation"]
+    if data["outcome"]["kind"] == "not_observed":
+        raise RecordError("schema 3 has no not_observed")
+    if seen is None:
+        return data
+    for tensor in seen["tensors"]:
+        if "layout" in tensor:
+            raise RecordError("schema 3 has no layout")
+    return {**data, "observation": {**seen, "tensors": [{**one, "layout": ""} for one in seen["tensors"]]}}
+
+
+_UPGRADES: list[Any] = [_second, _third, _fourth]
 """`_UPGRADES[n - 1]` turns schema n into n + 1. Stored text is never changed; only the reading is."""
 
 
@@ -983,8 +1040,8 @@ class Replay:
         return digest(canonical({name: digest(record.text()) for name, record in self.records.items()}))
 
     def evidence_digest(self) -> str:
-        """Equal for two replays exactly if every pass holds the same evidence."""
-        return digest(canonical({name: record.evidence_digest() for name, record in self.records.items()}))
+        """Equal for two replays, of whichever schemas, exactly if every pass holds the same evidence."""
+        return digest(canonical({name: record.agreement_digest() for name, record in self.records.items()}))
 
 
 def replays(records: Sequence[Record]) -> list[Replay]:

@@ -44,11 +44,21 @@ CAUSES = (
     "reentrant limit",
     "another thread",
     "compiler",
+    "process",  # what a child process inherits, or lacks
+    "derivative",  # a formula of a backward pass
+    "kernel",  # an operator's own implementation
+    "nondeterminism",  # an operator whose result depends on the order of its threads
+    "memory",
 )
-"""Why a recomputation can differ: the closed vocabulary of `cause=`."""
+"""What makes a case go wrong, in a recomputation or anywhere: the closed vocabulary of `cause=`."""
+
+VARYING = ("results", "endings", "values")
+"""What `varies` can speak of."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
+MEASURED = ("briefly", "at length")
+"""How long a case takes whose memory or time is the point: under ten seconds on two cores, or more."""
 
 
 class ScenarioError(Exception):
@@ -173,11 +183,15 @@ class Dies:
 
 @dataclass(frozen=True)
 class Varies:
-    """Runs differ from each other; only how often the case fails is judged. Not part of the evidence."""
+    """Runs differ from each other; only how often they do is judged. Not part of the evidence."""
 
     at_least: float
-    """Smallest share of repeats, 0 to 1, that end other than `finished`."""
+    """Smallest share of repeats, 0 to 1, that go astray."""
     at_most: float
+    """Largest share of repeats, 0 to 1, that go astray."""
+    of: str = "endings"
+    """What going astray is: ``endings`` other than `finished`; ``values`` other than most of those that finished show;
+    ``results``: either. Marks of schemas 1 to 3 do not say it and mean endings."""
     kind: str = "varies"
 
 
@@ -314,11 +328,16 @@ def dies(*, by: str = "") -> Dies:
     return Dies(by=by)
 
 
-def varies(*, at_least: float = 0.0, at_most: float = 1.0) -> Varies:
-    """The ending differs from run to run; between these shares of the repeats fail."""
+def varies(*, at_least: float = 0.0, at_most: float = 1.0, of: str = "results") -> Varies:
+    """Results differ from run to run; between these shares of the repeats fail, or finish with other tensors or
+    observed values than most of them: ``of="results"``. ``of="endings"`` counts those that fail only,
+    ``of="values"`` those that finish with other values only.
+    """
     if not 0 <= at_least <= at_most <= 1:
         raise ScenarioError(f"varies(at_least={at_least!r}, at_most={at_most!r}) is not a range within 0 and 1")
-    return Varies(at_least=at_least, at_most=at_most)
+    if of not in VARYING:
+        raise ScenarioError(f"varies(of={of!r}) is unknown; known are {', '.join(VARYING)}")
+    return Varies(at_least=at_least, at_most=at_most, of=of)
 
 
 def qualified_name(error: type[BaseException]) -> str:
@@ -371,6 +390,10 @@ class Case:
     """True to call it once beforehand, unobserved: for memory, and where a first call compiles."""
     profiled: bool
     """False if no profiled pass is wanted: its operators are not the point."""
+    measured: str
+    """From `MEASURED`, if its memory or time is the point. Empty where warm_up, its expectations or a series say so
+    already, or nothing does.
+    """
     run: Callable[..., Any] = field(compare=False)
 
 
@@ -378,17 +401,25 @@ class Scenario:
     """Collects the inputs and the cases of one file. The marks return the function unchanged."""
 
     def __init__(
-        self, *, source: str, threads: int = 1, replays: int | None = None, suites: Sequence[str] = ("full",)
+        self,
+        *,
+        source: str,
+        threads: int = 1,
+        replays: int | None = None,
+        suites: Sequence[str] = ("full",),
+        rounding: bool = False,
     ) -> None:
         """`source` says where the claim comes from; `threads` is the number of compute threads;
         `replays` how many times each case is replayed, None for the sweep's default; `suites` the named
-        selections beside `full` that include it.
+        selections beside `full` that include it. `rounding=True` measures rounding by float64 references although no
+        case asks for it, so that replays in other settings can be ranked.
         """
         if not source:
             raise ScenarioError("a scenario needs a source: where the claim or the report comes from")
         self.source = source
         self.threads = threads
         self.replays = replays
+        self.rounding = rounding
         self.suites = tuple(dict.fromkeys(("full", *suites)))
         self.cases: list[Case] = []
         self._inputs: Callable[..., Mapping[str, Any]] | None = None
@@ -504,11 +535,13 @@ class Scenario:
         gradient: bool = True,
         warm_up: bool = False,
         profiled: bool = True,
+        measured: str = "",
     ) -> None:
         name = function.__name__
         _check(name, "cause", [] if cause is None else [cause], CAUSES)
         _check(name, "dtype", dtypes, DTYPES)
         _check(name, "device", on, DEVICES)
+        _check(name, "measured", [measured] if measured else [], MEASURED)
         if role == "control" and not why:
             raise ScenarioError(f"{name}: a control says why it cannot break")
         for kind, looked, option in ((RecomputesWithout, profiled, "profiled"), (NoGradient, gradient, "gradient")):
@@ -532,6 +565,7 @@ class Scenario:
             gradient=gradient,
             warm_up=warm_up,
             profiled=profiled,
+            measured=measured,
             run=function,
         )
         for other in self.cases:

@@ -1,8 +1,9 @@
 """Series: one scenario over one of its parameters, as measured points, fitted curves, and what they should show.
 
 A series is written in ``conf/series/``, travels in the mark of each case that is a point of it, and is computed
-from records like a verdict is. A curve is one case on one device; where both axes are positive numbers a power
-law is fitted to it by least squares on the logarithms.
+from records like a verdict is. A curve is one case on one device. At each of its places it has the median of the
+repeats there, with their range; where both axes are positive numbers a power law is fitted to the medians by least
+squares on the logarithms.
 
 Only the standard library is imported here, and nothing newer than Python 3.9.
 """
@@ -16,7 +17,8 @@ import statistics
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
 
-from .record import RecordError, Replay, canonical, number
+from .quantity import with_error
+from .record import Question, RecordError, Replay, canonical, case_label, number
 from .scenario import ScenarioError
 from .verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED
 
@@ -81,6 +83,8 @@ class Point:
 
     series: Series
     case: str
+    label: str
+    """The case with what tells its variant from another at the same place."""
     device: str
     place: Value
     """On the horizontal axis."""
@@ -90,26 +94,61 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Place:
+    """What the repeats at one place of a curve measured."""
+
+    at: Value
+    values: tuple[float, ...]
+    """Of each run, the smallest first; at least one."""
+    line: float | None
+    """None if the series has no line, or no run observed it."""
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        return statistics.median(self.values)
+
+    @property
+    def runs(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True)
 class Fit:
     """``value = factor * place ** exponent``."""
 
     exponent: float
     error: float
-    """Standard error of the exponent. 0 with as many points as unknowns."""
+    """Standard error of the exponent, from how far the medians lie off the line."""
     factor: float
+
+    def __str__(self) -> str:
+        """The exponent with its error, to the digits that the error leaves."""
+        return with_error(self.exponent, self.error)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one case on one device, in the order of their places."""
+    """One case on one device, in one variant but for the parameter that the series is over."""
 
-    case: str
+    label: str
+    """The case; with its variant, where more than that parameter varies."""
     device: str
-    points: tuple[Point, ...]
+    places: tuple[Place, ...]
+    """In order."""
     fit: Fit | None
     word: str
     """The word of a verdict. Empty if nothing is expected of it."""
     reason: str
+
+    @property
+    def runs(self) -> str:
+        """How many there are at each place, in words."""
+        counts = sorted({place.runs for place in self.places})
+        if counts == [1]:
+            return "one run at each place"
+        ends = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+        return f"medians of {ends} runs at each place"
 
 
 @dataclass(frozen=True)
@@ -120,13 +159,13 @@ class Measured:
     curves: tuple[Curve, ...]
 
     def to_json(self) -> dict[str, Any]:
-        listed = [[p.case, p.device, p.place, p.value, p.line] for curve in self.curves for p in curve.points]
-        return {"series": self.series.to_json(), "points": listed}
+        listed = [[c.label, c.device, p.at, list(p.values), p.line] for c in self.curves for p in c.places]
+        return {"series": self.series.to_json(), "places": listed}
 
     @property
     def line(self) -> list[tuple[Value, float]]:
         """The line that is drawn in, by place."""
-        found = {point.place: point.line for curve in self.curves for point in curve.points if point.line is not None}
+        found = {place.at: place.line for curve in self.curves for place in curve.places if place.line is not None}
         return sorted(found.items(), key=_order)
 
 
@@ -140,8 +179,16 @@ def points(replay: Replay) -> list[Point]:
         if place is not None and value is not None:
             question = replay.spec.question
             line = _measured(series.line, replay) if series.line else None
-            made.append(Point(series, question.case, question.device, place, value, line))
+            label = _label(question, series.parameter)
+            made.append(Point(series, question.case, label, question.device, place, value, line))
     return made
+
+
+def _label(question: Question, parameter: str) -> str:
+    rest = {name: value for name, value in question.parameters.items() if name != parameter}
+    if parameter == "dtype":
+        return case_label(question.case, rest, "float32", "float32")
+    return case_label(question.case, rest, question.dtype, question.input_dtype)
 
 
 def _readable(replay: Replay) -> Iterator[Series]:
@@ -171,32 +218,37 @@ def unmeasured(replays: Sequence[Replay]) -> list[Series]:
 
 def _one(listed: Sequence[Point]) -> Measured:
     series = listed[0].series
-    keys = sorted(
-        {(point.device, point.case) for point in listed}, key=lambda key: (key[0], series.cases.index(key[1]))
-    )
-    return Measured(
-        series,
-        tuple(_curve(series, [p for p in listed if (p.device, p.case) == (device, case)]) for device, case in keys),
-    )
+    grouped: dict[tuple[str, int, str], list[Point]] = {}
+    for point in listed:
+        grouped.setdefault((point.device, series.cases.index(point.case), point.label), []).append(point)
+    return Measured(series, tuple(_curve(series, own) for _, own in sorted(grouped.items(), key=lambda item: item[0])))
 
 
 def _curve(series: Series, listed: Sequence[Point]) -> Curve:
-    ordered = tuple(sorted(listed, key=lambda point: (_order((point.place, 0)), point.value)))
-    fitted = fit([(point.place, point.value) for point in ordered])
-    word, reason = _judged(series.exponents.get(ordered[0].case), fitted, ordered)
-    return Curve(ordered[0].case, ordered[0].device, ordered, fitted, word, reason)
+    places = tuple(_places(listed))
+    fitted = fit([(place.at, place.value) for place in places])
+    word, reason = _judged(series.exponents.get(listed[0].case), fitted, places)
+    return Curve(listed[0].label, listed[0].device, places, fitted, word, reason)
 
 
-def _judged(expected: Expected | None, fitted: Fit | None, listed: Sequence[Point]) -> tuple[str, str]:
+def _places(listed: Sequence[Point]) -> Iterator[Place]:
+    grouped: dict[Value, list[Point]] = {}
+    for point in listed:
+        grouped.setdefault(point.place, []).append(point)
+    for at, many in sorted(grouped.items(), key=_order):
+        lines = sorted(point.line for point in many if point.line is not None)
+        yield Place(at, tuple(sorted(point.value for point in many)), statistics.median(lines) if lines else None)
+
+
+def _judged(expected: Expected | None, fitted: Fit | None, places: Sequence[Place]) -> tuple[str, str]:
     if expected is None:
         return "", ""
     wanted = f"expected {expected.value:g} within {expected.within:g}"
     if fitted is None:
-        places = len({point.place for point in listed})
-        return CANNOT_SAY, f"{places} places with a positive value, a fit needs {FEWEST}; exponent {wanted}"
+        positive = sum(place.value > 0 for place in places)
+        return CANNOT_SAY, f"{positive} places with a positive value, a fit needs {FEWEST}; exponent {wanted}"
     holds = abs(fitted.exponent - expected.value) <= expected.within
-    shown = f"exponent {fitted.exponent:.3f} with a standard error of {fitted.error:.3f}, {wanted}"
-    return (AS_EXPECTED if holds else NOT_AS_EXPECTED), shown
+    return (AS_EXPECTED if holds else NOT_AS_EXPECTED), f"exponent {fitted}, {wanted}"
 
 
 def fit(pairs: Sequence[tuple[Value, float]]) -> Fit | None:

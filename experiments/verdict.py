@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
-from typing import Sequence
+from typing import AbstractSet, Mapping, Sequence
 
-from .agreement import Fetch, allowances, differences
-from .record import Observation, Record, Replay, canonical, parse
+from .agreement import Difference, Fetch, Ruler, differences, read_ruler
+from .record import Observation, Record, Replay, Tensor, canonical, parse
 from .scenario import (
     Agrees,
     Dies,
@@ -76,6 +77,8 @@ class Context:
     """All replays of the same case on the same machine, itself included."""
     fetch: Fetch
     """Stored tensors by digest."""
+    reference_repeats: tuple[Replay, ...] = ()
+    """All replays of the reference in the same environment of the same machine."""
 
 
 def contexts(replays: Sequence[Replay], fetch: Fetch) -> list[Context]:
@@ -92,9 +95,16 @@ def contexts(replays: Sequence[Replay], fetch: Fetch) -> list[Context]:
             float64=_nearest(replay, by_case.get(replay.spec.mark.float64 or "", [])),
             repeats=tuple(by_case[replay.spec.question.case_digest()]),
             fetch=fetch,
+            reference_repeats=tuple(
+                one for one in by_case.get(replay.spec.mark.reference or "", []) if _same_place(replay, one)
+            ),
         )
         for replay in replays
     ]
+
+
+def _same_place(ours: Replay, theirs: Replay) -> bool:
+    return (ours.machine, ours.spec.setting.environment) == (theirs.machine, theirs.spec.setting.environment)
 
 
 def _nearest(replay: Replay, candidates: Sequence[Replay]) -> Replay | None:
@@ -115,11 +125,20 @@ def judge(replay: Replay, context: Context) -> Verdict:
         return Verdict(CANNOT_SAY, ("the plain pass has not run",))
     if record.outcome.kind == "not_run":
         return Verdict(CANNOT_SAY, (f"not run: {record.outcome.detail}",))
+    if record.outcome.kind == "not_observed":
+        return Verdict(CANNOT_SAY, (f"not observed: {record.outcome.detail}",))
+    if is_ruler(replay) and record.outcome.kind != "finished":
+        return Verdict(CANNOT_SAY, (f"the float64 reference measures no rounding: {ending(record)}",))
     expected = [expectation_from_json(data) for data in replay.spec.mark.expectations]
     found = [_judge(one, replay, record, context) for one in expected] or [_finished(record)]
     words = [word for word, _ in found]
     worst = next((word for word in (NOT_AS_EXPECTED, CANNOT_SAY) if word in words), AS_EXPECTED)
     return Verdict(worst, tuple(reason for _, reason in found))
+
+
+def is_ruler(replay: Replay) -> bool:
+    """Whether it is a reference in float64 that only serves to measure rounding: used, and no case."""
+    return replay.spec.question.dtype != replay.spec.question.input_dtype
 
 
 def looking_changed(replay: Replay) -> str:
@@ -213,13 +232,29 @@ def _refuses(expected: Refuses, record: Record) -> tuple[str, str]:
 
 
 def _varies(expected: Varies, context: Context) -> tuple[str, str]:
-    endings = [other.plain.outcome.kind for other in context.repeats if other.plain is not None]
-    ran = [kind for kind in endings if kind != "not_run"]
+    """Of the repeats that ran, how many fail, and how many finish with other values than most do."""
+    plain = [other.plain for other in context.repeats if other.plain is not None]
+    ran = [record for record in plain if record.outcome.kind not in ("not_run", "not_observed")]
     if not ran:
         return CANNOT_SAY, "no repeat has run"
-    failed = sum(kind != "finished" for kind in ran)
+    finished = [record for record in ran if record.outcome.kind == "finished"]
+    failed = len(ran) - len(finished)
+    results = Counter(_values(record) for record in finished)
+    other = len(finished) - max(results.values(), default=0)
     shown = f"failed in {failed} of {len(ran)} repeats"
-    return _says(expected.at_least <= failed / len(ran) <= expected.at_most, shown)
+    if finished and expected.of != "endings":
+        shown += f"; the {len(finished)} that finished show {len(results)} different results"
+    astray = {"endings": failed, "values": other, "results": failed + other}[expected.of]
+    return _says(expected.at_least <= astray / len(ran) <= expected.at_most, shown)
+
+
+def _values(record: Record) -> str:
+    """What a process showed: its tensors and observed values."""
+    seen = record.observation
+    if seen is None:
+        return ""
+    tensors = [[tensor.role, tensor.name, tensor.digest] for tensor in seen.tensors]
+    return canonical([tensors, [[one.name, one.value] for one in seen.observed if one.kind == "evidence"]])
 
 
 def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[str, str]:
@@ -281,18 +316,20 @@ def _compared(expected: Agrees | Differs, record: Record, context: Context) -> t
     reference = context.reference.plain if context.reference is not None else None
     if reference is None or reference.outcome.kind != "finished":
         return CANNOT_SAY, "the reference has not finished"
-    found = differences(record, reference, context.fetch)
     if _gradients(record) != _gradients(reference):
         return (AS_EXPECTED if isinstance(expected, Differs) else NOT_AS_EXPECTED), "other inputs get a gradient"
-    if not found or any(math.isnan(item.absolute) for item in found) or _outputs(record) != _outputs(reference):
-        return CANNOT_SAY, "tensors are missing or of other shapes than the reference's"
-    largest = max(found, key=lambda item: item.absolute)
-    shown = f"largest difference {largest.absolute:.3g} in {largest.role} {largest.name}{largest.sampled}"
+    form = _other_form(record, reference)
+    if form:
+        return (CANNOT_SAY if isinstance(expected, Differs) else NOT_AS_EXPECTED), form
+    found = differences(record, reference, context.fetch)
+    if not found or _outputs(record) != _outputs(reference):
+        return CANNOT_SAY, "the reference has other outputs, or there is nothing to compare"
+    unsteady = _unsteady(context, reference, bits=isinstance(expected, Agrees) and expected.bitwise)
+    if unsteady:
+        return CANNOT_SAY, unsteady
     if isinstance(expected, Differs):
-        return _says(largest.absolute >= expected.by_at_least, f"{shown}, expected at least {expected.by_at_least:g}")
-    if all(item.same_bits for item in found):
-        return AS_EXPECTED, "same bits as the reference"
-    return (NOT_AS_EXPECTED, shown) if expected.bitwise else _within(record, reference, context, shown)
+        return _differs(expected, found)
+    return _same_bits(found) if expected.bitwise else _within(record, reference, found, context)
 
 
 def _gradients(record: Record) -> list[str]:
@@ -305,21 +342,119 @@ def _outputs(record: Record) -> list[str]:
     return [t.name for t in (seen.tensors if seen else ()) if t.role == "output"]
 
 
-def _within(record: Record, reference: Record, context: Context, shown: str) -> tuple[str, str]:
-    """Right to rounding: against float64 the case errs at most twice as much as the reference does."""
+def _other_form(record: Record, reference: Record) -> str:
+    """The first tensor that has another shape or layout than the reference's, in words. Empty if none has."""
+    others = {(t.role, t.name): t for t in (reference.observation.tensors if reference.observation else ())}
+    for tensor in record.observation.tensors if record.observation else ():
+        other = others.get((tensor.role, tensor.name))
+        if other is None or tensor.role == "input":
+            continue
+        ours, theirs = ((one.shape, one.layout, one.digest is None) for one in (tensor, other))
+        if ours != theirs:
+            return f"{tensor.role} {tensor.name} is {_form(tensor)}, the reference's {_form(other)}"
+    return ""
+
+
+def _form(tensor: Tensor) -> str:
+    shape = "no tensor" if tensor.shape is None else f"of shape {list(tensor.shape)}"
+    return f"{shape}, {tensor.layout}" if tensor.layout else shape
+
+
+def _unsteady(context: Context, reference: Record, *, bits: bool) -> str:
+    """Why the reference is none: it differs from itself, in a repeat or in another pass; where `bits` are asked for by
+    as little as rounding. Empty if it does not.
+    """
     exact = context.float64.plain if context.float64 is not None else None
+    ruler = read_ruler(reference, exact, context.fetch).allowed if _has_finished(exact) and exact is not None else {}
+    for other in (context.reference, *context.reference_repeats):
+        for name, record in sorted(other.records.items()) if other is not None else ():
+            if record.outcome.kind == "not_run":
+                continue
+            where = f"in repeat {record.spec.setting.repeat}, {name} pass"
+            if record.outcome.kind != reference.outcome.kind:
+                return f"the reference differs from itself: it {ending(record)} {where}"
+            for item in differences(reference, record, context.fetch):
+                limit = ruler.get((item.role, item.name))
+                within = limit is not None and item.at_most <= limit.total
+                if not item.same_bits and (bits or not within):
+                    how = "in other bits, within rounding" if within else f"by {item.seen}"
+                    return f"the reference differs from itself {how}: {item.role} {item.name} {where}"
+    return ""
+
+
+def _has_finished(record: Record | None) -> bool:
+    return record is not None and record.outcome.kind == "finished"
+
+
+def _widest(found: Sequence[Difference]) -> str:
+    """The largest difference, in words."""
+    known = [item for item in found if not math.isnan(item.absolute)]
+    if not known:
+        return "nothing has numbers that are at hand"
+    largest = max(known, key=lambda item: item.at_least)
+    return f"largest difference {largest.seen} in {largest.role} {largest.name}"
+
+
+def _same_bits(found: Sequence[Difference]) -> tuple[str, str]:
+    if all(item.same_bits for item in found):
+        return AS_EXPECTED, "same bits as the reference"
+    names = ", ".join(f"{item.role} {item.name}" for item in found if not item.same_bits)
+    return NOT_AS_EXPECTED, f"other bits than the reference in {names}: {_widest(found)}"
+
+
+def _differs(expected: Differs, found: Sequence[Difference]) -> tuple[str, str]:
+    """By enough in some element; what was not seen decides nothing."""
+    shown = f"{_widest(found)}, expected at least {expected.by_at_least:g}"
+    if any(item.at_least >= expected.by_at_least for item in found):
+        return AS_EXPECTED, shown
+    undecided = [item for item in found if not item.at_most < expected.by_at_least]
+    if undecided:
+        names = ", ".join(f"{item.role} {item.name}" for item in undecided)
+        return CANNOT_SAY, f"{shown}; not all elements of {names} are at hand"
+    return NOT_AS_EXPECTED, shown
+
+
+def _within(record: Record, reference: Record, found: Sequence[Difference], context: Context) -> tuple[str, str]:
+    """Right to rounding: against float64 the case errs at most twice as much as the reference does."""
+    shown = _widest(found)
+    exact = context.float64.plain if context.float64 is not None else None
+    endless = _endless(reference)
+    if all(item.same_bits for item in found) and not endless:
+        return AS_EXPECTED, "same bits as the reference"
     if exact is None or exact.outcome.kind != "finished":
         return CANNOT_SAY, f"{shown}; the float64 reference has not finished, so rounding is not known"
-    allowed = allowances(reference, exact, context.fetch)
+    ruler = read_ruler(reference, exact, context.fetch)
     measured = {(item.role, item.name): item for item in differences(record, exact, context.fetch)}
-    for own in differences(record, reference, context.fetch):
-        item = measured.get((own.role, own.name), own)
-        limit = allowed.get((item.role, item.name))
-        if limit is None:
-            return CANNOT_SAY, f"{shown}; no float64 value of {item.role} {item.name}"
-        if not item.absolute <= limit.total:
-            return NOT_AS_EXPECTED, (
-                f"{item.role} {item.name} is off by {item.absolute:.3g} from float64; rounding allows "
-                f"{limit.total:.3g} (the reference itself is off by {limit.own_error:.3g})"
-            )
+    rows = [_row(item, ruler, measured, endless) for item in found]
+    for word in (NOT_AS_EXPECTED, CANNOT_SAY):
+        reasons = [reason for found_word, reason in rows if found_word == word]
+        if reasons:
+            return word, reasons[0] if word == NOT_AS_EXPECTED else f"{shown}; {reasons[0]}"
     return AS_EXPECTED, f"{shown}, within rounding"
+
+
+def _endless(record: Record) -> set[tuple[str, str]]:
+    """Role and name of the tensors that hold NaN or an infinity."""
+    tensors = record.observation.tensors if record.observation else ()
+    return {(one.role, one.name) for one in tensors if one.largest is not None and not math.isfinite(one.largest)}
+
+
+def _row(
+    item: Difference,
+    ruler: Ruler,
+    measured: Mapping[tuple[str, str], Difference],
+    endless: AbstractSet[tuple[str, str]],
+) -> tuple[str, str]:
+    """One tensor: whether it is right to rounding."""
+    key, name = (item.role, item.name), f"{item.role} {item.name}"
+    if item.same_bits and key not in endless:
+        return AS_EXPECTED, ""
+    limit, error = ruler.allowed.get(key), measured.get(key)
+    if limit is None or error is None:
+        return CANNOT_SAY, f"{name}: {ruler.refused.get(key) or 'there is no float64 value of it'}"
+    allows = f"rounding allows {limit.total:.3g} (the reference itself is off by {limit.own_error:.3g})"
+    if not error.at_least <= limit.total:
+        return NOT_AS_EXPECTED, f"{name} is off by {error.seen} from float64; {allows}"
+    if not error.at_most <= limit.total:
+        return CANNOT_SAY, f"{name} is off by {error.seen} from float64, and not all elements are at hand; {allows}"
+    return AS_EXPECTED, ""

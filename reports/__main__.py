@@ -17,7 +17,7 @@ from typing import Any, Sequence
 
 from experiments.record import RecordError, Replay, machine_identity, replays
 from experiments.verdict import Verdict, contexts, judge
-from reports import files, junit, summary
+from reports import files, junit, pictures, summary
 from reports.across import CANNOT, Across, Pair
 from reports.files import ReportError
 from store import bundle
@@ -203,7 +203,9 @@ def _claims(archive: Archive, options: argparse.Namespace) -> int:
 
 
 def _publish(archive: Archive, options: argparse.Namespace) -> int:
-    """Report and records beside each other, under one name, in the folders that are committed."""
+    """Report and records beside each other, under one name, in the folders that are committed; and, where it is a
+    sweep of this computer as it is, the README's pictures.
+    """
     sweep = options.sweep or files.latest(archive)
     name = options.name or _name(archive, sweep)
     if not re.fullmatch(r"[\w.-]+", name):
@@ -212,8 +214,22 @@ def _publish(archive: Archive, options: argparse.Namespace) -> int:
     records = KEPT_RECORDS / f"{name}.zip"
     bundle.export(archive, [cell.digest for cell in archive.cells(sweep=sweep)], records)
     report = files.write(archive, sweep, KEPT_REPORTS, name)
-    print(f"{report.relative_to(ROOT)}\n{records.relative_to(ROOT)}")
+    shown = _pictures(report) if _is_default(archive, sweep) else []
+    print("\n".join(str(path.relative_to(ROOT)) for path in (report, records, *shown)))
     return 0
+
+
+def _pictures(report: Path) -> list[Path]:
+    """The README's pictures. What is published stays published where there is nothing to draw."""
+    try:
+        return pictures.write(report)
+    except ReportError as error:
+        print(f"reports: the README's pictures stay as they are: {error}", file=sys.stderr)
+        return []
+
+
+def _is_default(archive: Archive, sweep: str) -> bool:
+    return {spec.setting.environment for spec in archive.sweep_plan(sweep)} == {"default"}
 
 
 def _name(archive: Archive, sweep: str) -> str:

@@ -206,7 +206,7 @@ def _repeats(case: Case, fetch: Fetch) -> Repeats:
         if exact and reference and exact.plain and reference.plain
         else None
     )
-    ranked = [rank(first.replay, other.replay, fetch, allowed) for other in others]
+    ranked = [rank(*_alike(first.replay, other.replay), fetch, allowed) for other in others]
     settings = [one.replay.spec.setting for one in case.judged]
     return Repeats(
         case,
@@ -214,6 +214,17 @@ def _repeats(case: Case, fetch: Fetch) -> Repeats:
         copied=any(_copied(first, other) for other in others),
         audited=len({one.isolation for one in settings}) > 1 and len({one.hash_seed for one in settings}) > 1,
     )
+
+
+def _alike(ours: Replay, theirs: Replay) -> tuple[Replay, Replay]:
+    """Both with the passes that they share: what is repeated for a measurement is not looked at again. Without a plain
+    pass among them there is nothing to compare, and they stay as they are.
+    """
+    shared = [name for name in ours.records if name in theirs.records]
+    if "plain" not in shared:
+        return ours, theirs
+    first, second = (Replay({name: one.records[name] for name in shared}) for one in (ours, theirs))
+    return first, second
 
 
 def _copied(first: Judged, other: Judged) -> bool:

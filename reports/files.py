@@ -15,10 +15,11 @@ from experiments.causes import is_counter_replay, plans_counter_replay
 from experiments.record import Record, RecordError, Replay, canonical, digest, parse, replays
 from experiments.verdict import Ruling
 from reports import across_page
-from reports.across import BIN_NAMES, Across, Origin, across, as_json
+from reports.across import BIN_NAMES, Across, Distances, Origin, across, as_json
 from reports.claims import advise, decide
 from reports.compare import compare
 from reports.markdown import render
+from reports.pieces import compared
 from reports.reported import REPORTED
 from reports.rulings import Claim, gather
 from store import bundle
@@ -26,6 +27,7 @@ from store.archive import Archive, ArchiveError
 from store.figures import draw, draw_shares
 from store.publisher import key
 
+LEFT_OUT = "Left out are cases without gradients on both sides; counted of them are those that differ beyond rounding."
 PUBLISHED = Path(__file__).resolve().parents[1] / "store" / "published"
 
 
@@ -86,13 +88,26 @@ def report(archive: Archive, sweep: str, stem: str, published: Path | None = PUB
     image = f"{stem}-machines.png" if shown else ""
     others = [] if found is None else across_page.page(found, image)
     text = render(sweep, made, comparison, decide(evidence), advise(evidence), names, others)
-    files = {names[one.series.name]: draw(one) for one in comparison.series}
+    about = {"Report": digest(text)}
+    files = {names[one.series.name]: draw(one, about) for one in comparison.series}
     if found is not None:
         files[f"{stem}.agreement.json"] = as_json(found).encode("utf-8")
         if image:
-            rows = [(one.setting, one.counts) for one in found.distances if one.elements]
-            files[image] = draw_shares("Gradients against this machine, by ULP", rows, BIN_NAMES, "gradient elements")
+            files[image] = chart(found.distances, about)
     return Report(text, files, found)
+
+
+def chart(distances: Sequence[Distances], about: Mapping[str, str]) -> bytes:
+    """How far gradients elsewhere are from those of the report, as a PNG image: for each setting with which anything
+    was compared, of how many cases that speaks and how many it leaves out.
+    """
+    rows = [
+        (f"{one.setting}\n{compared(one.cases, one.left_out, one.differing_left_out)}", one.counts)
+        for one in distances
+        if one.cases or one.left_out
+    ]
+    title = "Gradients against those of this report, by ULP"
+    return draw_shares(title, rows, BIN_NAMES, "gradient elements", LEFT_OUT, about)
 
 
 # Other settings.

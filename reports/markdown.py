@@ -11,13 +11,14 @@ from typing import Mapping, Sequence
 
 from experiments.agreement import RANKS, Step
 from experiments.classes import flat
+from experiments.quantity import counted, with_range
 from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
 from experiments.verdict import NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
 from reports.pieces import count, folded, html, prose, table
 from reports.rulings import Advice, Claim
-from store.figures import curve_name, exponent, scale
+from store.figures import curve_name, plain, scale
 from store.publisher import block, code, visible
 
 SHOWN = 12
@@ -177,21 +178,28 @@ def _series(comparison: Comparison, images: Mapping[str, str]) -> list[str]:
         lines += ["", f"### {title}"]
         lines += ["", f"![{title}]({images[one.series.name]})"] if one.series.name in images else []
         lines += ["", f"{code(one.series.scenario)}, {prose(one.series.measure)} over {code(one.series.parameter)}."]
+        lines[-1] += f" {_MEDIANS}"
         lines += ["", *_fits(one), "", *_points(one)]
     return lines
 
 
+_MEDIANS = (
+    "Where it was measured several times, the median of the runs with the smallest and the largest, to two digits; "
+    "exponents are fitted to medians, their errors are what these leave."
+)
+
+
 def _fits(one: Measured) -> list[str]:
-    """What was fitted, and whether that was expected."""
+    """What was fitted, to how many runs, and whether that was expected."""
     return [
-        f"- {code(curve_name(curve, one.curves))}: "
+        f"- {code(curve_name(curve, one.curves))}, {curve.runs}: "
         + (f"{prose(curve.reason)}: **{curve.word}**." if curve.word else _fitted(curve))
         for curve in one.curves
     ]
 
 
 def _fitted(curve: Curve) -> str:
-    return f"exponent {exponent(curve)}, nothing expected." if curve.fit else "no power law fits."
+    return f"exponent {curve.fit}, nothing expected." if curve.fit else "no power law fits."
 
 
 def _points(one: Measured) -> list[str]:
@@ -205,15 +213,20 @@ def _points(one: Measured) -> list[str]:
             *(f"{code(curve_name(c, one.curves))} / line" for c in one.curves),
         ]
     rows = []
-    for place in dict.fromkeys(point.place for curve in one.curves for point in curve.points):
-        values = [[point.value for point in curve.points if point.place == place] for curve in one.curves]
-        cells = [", ".join(f"{value / per:.4g}" for value in found) for found in values]
+    for at in dict.fromkeys(place.at for curve in one.curves for place in curve.places):
+        values = [next((place.values for place in curve.places if place.at == at), ()) for curve in one.curves]
+        cells = [_runs(found, per) for found in values]
         if line:
-            under = line.get(place)
-            cells += ["" if under is None else f"{under / per:.4g}"]
-            cells += [", ".join(f"{value / under:.3g}" for value in found) if under else "" for found in values]
-        rows.append([prose(f"{place:g}" if not isinstance(place, str) else place), *cells])
+            under = line.get(at)
+            cells += ["" if under is None else plain(under / per)]
+            cells += [_runs(found, under) if under else "" for found in values]
+        rows.append([prose(at if isinstance(at, str) else plain(at)), *cells])
     return table(head, rows)
+
+
+def _runs(values: Sequence[float], per: float) -> str:
+    """What the runs at one place measured, in units of `per`. Empty if there are none."""
+    return with_range([value / per for value in values]) if values else ""
 
 
 def _operators(comparison: Comparison) -> list[str]:
@@ -337,7 +350,7 @@ def _numbers_row(row: Numbers) -> list[str]:
         f"{code(row.case.scenario.rpartition('/')[2])} {code(row.case.label)}",
         f"{prose(item.role)} {code(item.name)}",
         f"{item.absolute:.3g}",
-        f"{item.ulp:.3g}",
+        counted(item.ulp),
         f"{item.equal_bits} of {item.compared}" + ("" if item.compared == item.elements else f" (of {item.elements})"),
         "" if row.own_error is None else f"{row.own_error.absolute:.3g}",
         "" if row.allowed is None else f"{row.allowed.own_error:.3g}",

@@ -25,6 +25,19 @@ def count(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
+def compared(cases: int, left_out: int, differing: int) -> str:
+    """Of how many cases a chart of gradients speaks, and of how many it does not: those without gradients to compare,
+    of which `differing` differ.
+    """
+    shown = count(cases, "case", "cases")
+    if not left_out:
+        return shown
+    which = "none of which differs"
+    if differing:
+        which = f"of which {count(differing, 'differs', 'differ')}"
+    return f"{shown}, {left_out} left out, {which}"
+
+
 def prose(text: str) -> str:
     """Our own words and numbers, which may quote a record: nothing in them is markup."""
     shown = visible(" ".join(text.split()))

@@ -87,7 +87,7 @@ def _seen(record: Record) -> dict[str, Any]:
         "outcome": outcome.kind,
         "phase": outcome.phase,
         "error": outcome.type,
-        "fingerprint": outcome.fingerprint(),
+        "fingerprint": outcome.fingerprint(record.schema),
         "evidence_digest": record.evidence_digest(),
         "machine": record.observation.machine if record.observation else None,
         "started_at": ending.started_at,

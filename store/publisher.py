@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from experiments.agreement import Difference, differences
+from experiments.quantity import counted
 from experiments.record import Observation, Operator, Question, Record, Replay, canonical, digest
 from experiments.series import Curve, Measured, Point, measured, points
 from experiments.verdict import (
@@ -30,7 +31,7 @@ from experiments.verdict import (
     looking_changed,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Raised when pages of the same records come out otherwise, so that published sweeps are refreshed."""
 
 ROLES = ("reference", "broken", "repair", "control")
@@ -51,6 +52,7 @@ STATUS = {
     "out_of_memory": "FAILED",
     "timed_out": "KILLED",
     "not_run": "SCHEDULED",
+    "not_observed": "FAILED",
 }
 """MLflow's word for how a process ended. SCHEDULED: it never started."""
 
@@ -487,9 +489,9 @@ def _size(item: Difference) -> str:
         return "not compared: another shape, or content not at hand"
     if item.same_bits:
         return "same bits"
-    units = "" if math.isnan(item.ulp) else f", {item.ulp:.3g} ULP"
-    share = 100 * item.equal_bits / item.compared
-    return f"absolute {item.absolute:.3g}, relative {item.relative:.3g}{units}, {share:.3g} % of bits equal"
+    units = "" if math.isnan(item.ulp) else f", {counted(item.ulp)} ULP"
+    same = f"{item.equal_bits} of {item.compared} elements with the same bits"
+    return f"absolute {item.absolute:.3g}, relative {item.relative:.3g}{units}, {same}"
 
 
 def _repeat(question: Question, digests: Mapping[str, str]) -> str:
@@ -584,7 +586,7 @@ def summary(sweep: Sweep, name: str, rows: Sequence[Row]) -> Page:
 
 def _curve_name(one: Measured, curve: Curve) -> str:
     """As MLflow groups metrics: all curves of a series below one another."""
-    return "/".join(key(part) for part in ("series", one.series.name, curve.case, curve.device))
+    return "/".join(key(part) for part in ("series", one.series.name, curve.label, curve.device))
 
 
 def _exponents(found: Sequence[Measured]) -> dict[str, float]:
@@ -598,14 +600,12 @@ def _exponents(found: Sequence[Measured]) -> dict[str, float]:
 
 
 def _steps(one: Measured) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    """Each curve over its places. A step is a whole number, so other places are numbered."""
-    places = sorted(
-        {point.place for curve in one.curves for point in curve.points}, key=lambda p: (isinstance(p, str), p)
-    )
+    """The medians of each curve over its places. A step is a whole number, so other places are numbered."""
+    places = sorted({place.at for curve in one.curves for place in curve.places}, key=lambda p: (isinstance(p, str), p))
     whole = all(isinstance(place, int) or (isinstance(place, float) and place.is_integer()) for place in places)
     step = {place: int(place) if whole else index for index, place in enumerate(places)}
     for curve in one.curves:
-        yield _curve_name(one, curve), [(step[point.place], point.value) for point in curve.points]
+        yield _curve_name(one, curve), [(step[place.at], place.value) for place in curve.places]
     if one.line:
         yield (
             f"series/{key(one.series.name)}/{key(one.series.line)}",

@@ -43,7 +43,7 @@ def root(folder: Path, scenarios: Mapping[str, str | bytes]) -> Path:
     ours = PROJECT / "experiments"
     target = folder / "experiments"
     target.mkdir(parents=True)
-    for name in ("__init__.py", "record.py", "scenario.py"):
+    for name in ("__init__.py", "fingerprint.py", "record.py", "scenario.py"):
         shutil.copyfile(ours / name, target / name)
     (target / "worker").mkdir()
     for path in (ours / "worker").glob("*.py"):

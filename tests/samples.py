@@ -117,7 +117,17 @@ def observation(seed: int, ended: Outcome) -> Observation:
         outcome=ended,
         tensors=(
             Tensor(
-                "gradient", "query", "float32", (16,), raw, whole=True, norm=1.5, largest=1.0, samples=None, sketch=None
+                role="gradient",
+                name="query",
+                dtype="float32",
+                shape=(16,),
+                layout="",
+                digest=raw,
+                whole=True,
+                norm=1.5,
+                largest=1.0,
+                samples=None,
+                sketch=None,
             ),
         ),
         operators={"forward": (Operator(0, 0, "aten::mul", ((16,), ())),)},
@@ -216,6 +226,7 @@ class Bench:
             name=name,
             dtype=dtype,
             shape=tuple(shape) if shape is not None else (len(numbers),),
+            layout="",
             digest=self.keep(packed(numbers, dtype)),
             whole=True,
             norm=1.0,
@@ -226,7 +237,19 @@ class Bench:
 
     def absent(self, role: str, name: str) -> Tensor:
         """An input that got no gradient."""
-        return Tensor(role, name, None, None, None, whole=False, norm=None, largest=None, samples=None, sketch=None)
+        return Tensor(
+            role=role,
+            name=name,
+            dtype=None,
+            shape=None,
+            layout="",
+            digest=None,
+            whole=False,
+            norm=None,
+            largest=None,
+            samples=None,
+            sketch=None,
+        )
 
     def record(
         self, asked: Spec, *tensors: Tensor, ended: Outcome | None = None, machine: Any = None, **seen: Any

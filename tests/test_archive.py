@@ -172,7 +172,7 @@ def test_an_empty_file_may_be_output_source_and_tensor_at_once(archive, tmp_path
     """All empty contents share one digest, whatever they are."""
     record = samples.record()
     empty = Tensor(
-        "input", "none", "float32", (0,), digest(b""), whole=True, norm=0, largest=0, samples=None, sketch=None
+        "input", "none", "float32", (0,), "", digest(b""), whole=True, norm=0, largest=0, samples=None, sketch=None
     )
     seen = replace(record.observation, tensors=(empty,))
     archive.add(samples.folder(tmp_path / "run", replace(record, observation=seen)))

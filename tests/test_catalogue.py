@@ -26,7 +26,9 @@ def squares(weight):
     return weight.square().sum()
 
 
-@scenario.control(agrees(bitwise=True), why="a reason", gradient=False, warm_up=True, profiled=False)
+@scenario.control(
+    agrees(bitwise=True), why="a reason", gradient=False, warm_up=True, profiled=False, measured="at length"
+)
 def squares_warm(weight):
     return weight.square().sum()
 
@@ -121,9 +123,10 @@ def test_an_entry_says_everything_about_its_cases(listed):
     assert (reference["name"], reference["role"]) == ("squares", "reference")
     assert repair["text"] == "What it shows."
     assert repair["needs"] == ["cuda"]
-    assert [[case[name] for name in ("gradient", "warm_up", "profiled")] for case in (reference, control)] == [
-        [True, False, True],
-        [False, True, False],
+    options = ("gradient", "warm_up", "profiled", "measured")
+    assert [[case[name] for name in options] for case in (reference, control)] == [
+        [True, False, True, ""],
+        [False, True, False, "at length"],
     ]
     assert set(repair["takes"]) == {"size", "weight"}
     assert len(repair["variants"]) == 4

@@ -28,19 +28,26 @@ CORE = (
 )
 PICTURE = {
     "experiments/__init__.py": (),
-    "experiments/record.py": (),
+    "experiments/fingerprint.py": (),
+    "experiments/record.py": ("experiments.fingerprint",),
     "experiments/pack.py": ("experiments.record",),
     "experiments/quantity.py": (),
     "experiments/scenario.py": (),
     "experiments/agreement.py": ("experiments.record",),
     "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),
-    "experiments/series.py": ("experiments.record", "experiments.scenario", "experiments.verdict"),
+    "experiments/series.py": (
+        "experiments.quantity",
+        "experiments.record",
+        "experiments.scenario",
+        "experiments.verdict",
+    ),
     "experiments/launch.py": ("experiments.record",),
     "experiments/needs.py": ("experiments.record",),
     "experiments/classes.py": ("experiments.record",),
     "experiments/causes.py": ("experiments.record", "experiments.classes"),
     "experiments/capsule.py": ("experiments.record", "experiments.pack"),
     "experiments/elsewhere.py": (
+        "experiments.fingerprint",
         "experiments.record",
         "experiments.agreement",
         "experiments.verdict",
@@ -66,7 +73,13 @@ PICTURE = {
         "omegaconf",
     ),
     "experiments/overrides.py": ("hydra", "omegaconf"),
-    "experiments/worker/*.py": ("experiments.record", "experiments.scenario", "experiments.worker", "torch"),
+    "experiments/worker/*.py": (
+        "experiments.fingerprint",
+        "experiments.record",
+        "experiments.scenario",
+        "experiments.worker",
+        "torch",
+    ),
     "experiments/scenarios/*.py": ("experiments.scenario", "torch", "functorch"),
     "experiments/proving.py": ("experiments", "store", "reports"),
     "experiments/__main__.py": ("experiments", "store", "reports", "hydra", "omegaconf"),
@@ -84,14 +97,17 @@ PICTURE = {
     ),
     "store/*.py": (*CORE, "experiments.scenario", "store", "sqlalchemy", "alembic"),
     "reports/junit.py": (*CORE, "reports", "store", "junitparser"),
+    "reports/pictures.py": ("experiments.record", "reports", "store", "matplotlib"),
     "reports/*.py": (*CORE, "experiments.scenario", "reports", "store"),
 }
 """What a file may import beside the standard library. The first pattern that matches counts; `*` crosses folders."""
 
 OLD = (
     "experiments/__init__.py",
+    "experiments/fingerprint.py",
     "experiments/record.py",
     "experiments/pack.py",
+    "experiments/quantity.py",
     "experiments/scenario.py",
     "experiments/agreement.py",
     "experiments/verdict.py",

@@ -94,7 +94,7 @@ def test_an_older_record_that_is_changed_is_written_anew(texts):
         other = replace(record, ending=replace(record.ending, duration=1.5))
         assert parse(other.text())["schema"] == SCHEMA
         assert Record.from_text(other.text()) == other
-        assert other.evidence_digest() == record.evidence_digest()
+        assert other.agreement_digest() == record.agreement_digest()
         same = replace(record)
         assert parse(same.text())["schema"] == SCHEMA
         assert same == record, "how it was written is no part of what it says"

@@ -21,6 +21,7 @@ from experiments.config import (
     Isolation,
     Pass,
     Precision,
+    SeriesConfig,
     Sources,
     Suite,
     plan,
@@ -50,6 +51,7 @@ def case(name, role, variants=({},), dtypes=("float32",), **changes):
         "gradient": True,
         "warm_up": False,
         "profiled": True,
+        "measured": "",
         "expectations": [],
         "takes": [],
         "variants": [{"parameters": dict(one), "dtype": dtype} for one in variants for dtype in dtypes],
@@ -290,6 +292,92 @@ def test_replays_are_the_sweeps_or_the_scenarios_own(changes, expected):
         name = spec.question.scenario.partition("/")[2]
         counted[name] = max(counted.get(name, 0), spec.setting.repeat + 1)
     assert counted == expected
+
+
+BOUND = {"kind": "peaks", "phase": "forward", "at_least": 1, "at_most": None}
+HELD = {**BOUND, "kind": "holds"}
+WITHOUT = {"kind": "recomputes_without", "operator": "aten::mm"}
+MEASURED = entry(
+    "attention/measured",
+    case("exact", "reference", warm_up=True, profiled=False),
+    case("bounded", "broken", expectations=[BOUND]),
+    case("held", "broken", expectations=[HELD]),
+    case("warm", "broken", warm_up=True),
+    case("marked", "broken", measured="briefly"),
+    case("long", "broken", expectations=[BOUND], measured="at length"),
+    case("drawn", "broken", ({"size": 1},)),
+    case("looked_at", "broken", expectations=[BOUND, WITHOUT]),
+    case("other", "broken"),
+)
+DRAWN = SeriesConfig(
+    title="t", scenario="attention/measured", parameter="size", cases=["drawn"], measure="forward seconds"
+)
+
+
+def repeats(entry_, device="cpu", **changes):
+    """For each case of a measured scenario, passes of its repeats."""
+    found = {}
+    for spec in plan(config(series={"drawn": DRAWN}, **changes), listed(entry_)).specs:
+        if spec.question.device == device:
+            found.setdefault(spec.question.label(), {}).setdefault(spec.setting.repeat, []).append(spec.question.pass_)
+    return {label: ["+".join(passes) for _, passes in sorted(many.items())] for label, many in found.items()}
+
+
+def test_what_is_measured_is_repeated_without_being_profiled_again():
+    """Memory and time move from run to run; operators do not."""
+    thrice = ["plain+profiled", "plain", "plain"]
+    assert repeats(MEASURED) == {
+        "exact": ["plain", "plain", "plain"],
+        "exact[dtype=float64 of float32]": ["plain"],
+        "bounded": thrice,
+        "held": thrice,
+        "warm": thrice,
+        "marked": thrice,
+        "long": ["plain+profiled"],
+        "drawn[size=1]": thrice,
+        "looked_at": ["plain+profiled"] * 3,
+        "other": ["plain+profiled"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "bounded", "long"),
+    [
+        ({"measured_replays": 5, "long_measured_replays": 5}, 5, 5),
+        ({"measured_replays": 1}, 1, 1),
+        ({"replays": 1}, 1, 1),
+        ({"replays": 2}, 2, 2),
+    ],
+)
+def test_how_often_is_said_by_the_configuration_and_replays_have_the_last_word(changes, bounded, long):
+    found = repeats(MEASURED, **changes)
+    assert (len(found["bounded"]), len(found["long"])) == (bounded, long)
+
+
+def test_repeats_of_a_measurement_run_from_the_original_sources():
+    """A copy in another folder is for what a scenario itself replays."""
+    made = plan(config(), listed(MEASURED))
+    assert {spec.setting.sources for spec in made.specs} == {"original"}
+    both = plan(config(measured_replays=5), listed(replace(MEASURED, replays=2)))
+    placed = {(s.setting.repeat, s.setting.sources) for s in both.specs if s.question.case == "bounded"}
+    assert placed == {(0, "original"), (1, "copied"), (2, "original"), (3, "original"), (4, "original")}
+
+
+def test_the_quick_suite_measures_once():
+    found = repeats(replace(MEASURED, suites=("full", "quick")), suite=Suite.quick)
+    assert {len(many) for many in found.values()} == {1}
+
+
+def test_a_point_of_a_figure_and_a_bound_on_memory_are_measured_several_times_or_known_to_take_long(real):
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        made = OmegaConf.to_object(hydra.compose("config"))
+    runs = Counter(s.question.case_digest() for s in plan(made, real).specs if s.question.pass_ == "plain")
+    cases = {(e.name, c["name"]): c for e in real.entries for c in e.cases}
+    for spec in plan(made, real).specs:
+        kinds = {expectation["kind"] for expectation in spec.mark.expectations}
+        if spec.mark.series or kinds & {"peaks", "holds"}:
+            long = cases[spec.question.scenario, spec.question.case]["measured"] == "at length"
+            assert runs[spec.question.case_digest()] == (1 if long else 3), spec.question.label()
 
 
 def test_the_quick_suite_holds_what_is_marked_quick(real):
@@ -539,6 +627,8 @@ def test_a_suite_that_holds_nothing_of_the_choice_is_refused():
     [
         ({"replays": 0}, "replays=0"),
         ({"replays": -1}, "replays=-1"),
+        ({"measured_replays": 0}, "measured_replays=0"),
+        ({"long_measured_replays": 0}, "long_measured_replays=0"),
         ({"workers": 0}, "workers=0"),
         ({"hash_seed": -1}, "hash_seed=-1"),
         ({"hash_seed": 2**32}, f"hash_seed={2**32}"),
@@ -682,7 +772,7 @@ def test_the_fields_of_the_configuration_are_those_of_the_schema():
 def test_an_experiment_has_the_last_word(path):
     """What it says must not be put back by the primary configuration, which is composed before it."""
     wanted = {key: value for key, value in OmegaConf.load(path).items() if key != "defaults"}
-    assert wanted["scenarios"] != ["*"]
+    assert wanted.get("scenarios") != ["*"]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         made = hydra.compose("config", overrides=[f"experiment={path.stem}"])
         again = hydra.compose("config", overrides=[f"experiment={path.stem}", "scenarios=[attention/*]"])

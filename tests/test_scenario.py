@@ -159,9 +159,10 @@ def test_a_control_says_why(scenario):
     [
         ({"dtypes": ("float31",)}, "dtype 'float31' is unknown; known are float32"),
         ({"on": ("tpu",)}, "device 'tpu' is unknown; known are cpu, cuda"),
+        ({"measured": "often"}, "measured 'often' is unknown; known are briefly, at length"),
     ],
 )
-def test_an_unknown_dtype_or_device_is_refused(scenario, options, said):
+def test_an_unknown_dtype_device_or_length_is_refused(scenario, options, said):
     with pytest.raises(ScenarioError, match=said):
         scenario.repair(agrees(bitwise=True), **options)(case)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import samples
+from matplotlib.figure import Figure
 
 from experiments.record import Memory, Observed, Record, Replay, canonical, parse
 from experiments.series import Expected, Series, fit, measured, points, unmeasured
@@ -15,7 +17,7 @@ from experiments.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdic
 from reports.compare import compare
 from reports.markdown import render
 from store import publisher
-from store.figures import curve_name, draw, scale
+from store.figures import curve_name, draw, draw_shares, scale
 from store.tracking import Tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -99,7 +101,7 @@ def test_too_few_places_give_no_fit(pairs):
 def test_an_expected_exponent_is_judged(exponent, word):
     (one,) = found(*squares(exponent))
     assert one.curves[0].word == word
-    assert f"exponent {exponent:.3f}" in one.curves[0].reason
+    assert f"exponent {exponent:g}" in one.curves[0].reason
     assert "expected 2 within 0.1" in one.curves[0].reason
 
 
@@ -119,10 +121,111 @@ def test_curves_and_points_stand_in_order_however_the_records_come():
     made = [*squares(), *squares(1.0, "sparse")]
     random.Random(3).shuffle(made)
     (one,) = found(*made)
-    assert [curve.case for curve in one.curves] == ["dense", "sparse"]
-    assert all([point.place for point in curve.points] == list(KEYS) for curve in one.curves)
+    assert [curve.label for curve in one.curves] == ["dense", "sparse"]
+    assert all([place.at for place in curve.places] == list(KEYS) for curve in one.curves)
     assert one.line == [(keys, 4.0 * keys**2) for keys in KEYS]
     assert one == found(*sorted(made, key=lambda replay: replay.digest()))[0]
+
+
+# Repeats.
+
+
+def repeated(*grown: int, keys: int = 1024, case: str = "dense"):
+    return [replay(case, keys, one, repeat=number) for number, one in enumerate(grown)]
+
+
+def test_repeats_at_one_place_are_their_median_with_its_range():
+    (one,) = found(*repeated(30, 10, 20), *repeated(7, keys=2048))
+    assert [(place.at, place.value, place.values, place.runs) for place in one.curves[0].places] == [
+        (1024, 20, (10, 20, 30), 3),
+        (2048, 7, (7,), 1),
+    ]
+    assert one.curves[0].runs == "medians of 1 to 3 runs at each place"
+    assert found(*repeated(30, 10, 20))[0].curves[0].runs == "medians of 3 runs at each place"
+    assert found(*squares())[0].curves[0].runs == "one run at each place"
+
+
+def test_a_power_law_is_fitted_to_medians():
+    """One run that is far off moves no exponent."""
+    runs = [one for keys in KEYS for one in repeated(*(round(13 * keys**2 * by) for by in (1, 1, 40)), keys=keys)]
+    (one,) = found(*runs)
+    assert one.curves[0].fit.exponent == pytest.approx(2.0, abs=1e-6)
+    assert one.curves[0].word == AS_EXPECTED
+
+
+def test_another_variant_at_the_same_place_is_another_curve_and_no_repeat():
+    series = replace(SERIES, line="")
+
+    def variant(keys, width):
+        one = record("dense", keys, keys * width, series)
+        question = replace(one.spec.question, parameters={"keys": keys, "width": width})
+        return Replay({"plain": replace(one, spec=replace(one.spec, question=question))})
+
+    (one,) = found(*(variant(keys, width) for keys in KEYS for width in (1, 8)))
+    assert [(curve.label, curve.runs) for curve in one.curves] == [
+        ("dense[width=1]", "one run at each place"),
+        ("dense[width=8]", "one run at each place"),
+    ]
+
+
+@pytest.mark.parametrize("exponent", [2.0, 1.9996, 2.04])
+def test_no_error_is_printed_as_zero(exponent):
+    """ "2.00 ± 0.00" is no error; the digits are those that the error leaves."""
+    (one,) = found(
+        *(replay("dense", keys, round(13 * keys**exponent * (1 + i % 2 * 1e-4))) for i, keys in enumerate(KEYS))
+    )
+    shown = str(one.curves[0].fit)
+    value, _, error = shown.partition(" ± ")
+    assert float(error) > 0
+    assert len(value.partition(".")[2]) == len(error.partition(".")[2])
+    assert shown in one.curves[0].reason
+    assert shown in render("s", squares(), replace(compare(squares(), {}.get, {}, {}), series=(one,)), [])
+
+
+def test_the_report_shows_medians_their_range_and_how_many_runs_there_were():
+    runs = [
+        one for keys in KEYS for one in repeated(*(13 * keys**2 + more for more in (0, 2**20, 5 * 2**20)), keys=keys)
+    ]
+    text = render("s", runs, compare(runs, {}.get, {}, {}), [])
+    assert "| 1024 | 14 (3 runs, 13 to 18) | 4 | 3.5 (3 runs, 3.2 to 4.5) |" in text
+    assert "- `dense`, medians of 3 runs at each place: exponent 1.9" in text
+    fewer = render("s", runs[1:], compare(runs[1:], {}.get, {}, {}), [])
+    assert "| 1024 | 16 (2 runs, 14 to 18) |" in fewer
+    assert "medians of 2 to 3 runs" in fewer
+
+
+def test_an_image_shows_the_range_of_several_runs():
+    one, several = found(*repeated(20)), found(*repeated(10, 20, 30))
+    wider = found(*repeated(5, 20, 30))
+    assert len({draw(made[0]) for made in (one, several, wider)}) == 3
+    assert all(draw(made[0]) == draw(made[0]) for made in (one, several))
+
+
+@pytest.mark.parametrize(
+    ("places", "grown"),
+    [
+        (KEYS, (13, 169, 2197)),
+        ((0, 1000001, 1000002), (10, 10, 11)),
+        ((1e-6, 1e-3, 1.0), (2**30, 2**31, 2**43)),
+        (("float32", "float16"), (0, 5)),
+        (KEYS, (2, 2, 2)),
+    ],
+)
+def test_ticks_are_plain_numbers(monkeypatch, places, grown):
+    """A logarithmic axis writes $\\mathdefault{10^{0}}$ where nobody tells it not to."""
+    figures = []
+    savefig = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), savefig(self, *a, **k))[1])
+    draw(found(*(replay("dense", at, size, replace(SERIES, line="")) for at, size in zip(places, grown)))[0])
+    draw_shares("t", [("a", (1, 2)), ("b", (0, 0))], ("same", "more"), "elements")
+    assert len(figures) == 2
+    words = ["", "a", "b", *(at for at in places if isinstance(at, str))]
+    for axes in (axes for figure in figures for axes in figure.axes):
+        labels = [label.get_text() for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels(which="both")]
+        numbers = [float(text.replace("\u2212", "-")) for text in labels if text not in words]
+        assert all(math.isfinite(number) for number in numbers)
+        assert len(numbers) >= 2
+        assert axes.xaxis.get_offset_text().get_text() == axes.yaxis.get_offset_text().get_text() == ""
 
 
 def test_devices_are_curves_of_their_own():
@@ -162,7 +265,7 @@ def test_what_did_not_finish_or_was_not_told_is_no_point():
 def test_dtype_and_words_are_places_too():
     series = replace(SERIES, parameter="dtype", line="")
     (one,) = found(*(replay("sparse", 64, 5, series, dtype=dtype) for dtype in ("float32", "float16")))
-    assert [point.place for point in one.curves[0].points] == ["float16", "float32"]
+    assert [place.at for place in one.curves[0].places] == ["float16", "float32"]
     assert one.curves[0].fit is None
     assert one.line == []
 
@@ -212,8 +315,8 @@ def test_the_report_has_the_figure_its_points_and_its_verdict():
     text = render("s", made, comparison, [], images={"memory": "s-memory.png"})
     assert "![Memory over keys](s-memory.png)" in text
     assert "expected 2 within 0.1: **as expected**" in text
-    assert "| 8192 | 832 |" in text
-    assert "| 3.25 |" in text
+    assert "| 8192 | 830 (one run) |" in text
+    assert "| 256 | 3.2 (one run) |" in text
     assert "![" not in render("s", made, comparison, [])
 
 
@@ -267,6 +370,12 @@ def test_mlflow_has_metrics_over_steps_an_exponent_and_an_image(tmp_path: Path):
         assert "memory.png" in [one.path for one in client.list_artifacts(run.info.run_id)]
     (image,) = (tmp_path / "artifacts").rglob("memory.png")
     assert image.read_bytes() == draw(found(*squares(), *squares(1.0, "sparse"))[0])
+
+
+def test_mlflow_has_the_medians_of_repeats():
+    rows = [_row(one) for one in (*repeated(30, 10, 20), *repeated(7, keys=2048))]
+    steps = publisher.summary(Sweep(4), "checkpoint", rows).steps["series/memory/dense/cpu"]
+    assert steps == [(1024, 20.0), (2048, 7.0)]
 
 
 def test_places_that_are_no_whole_numbers_are_numbered():

@@ -109,7 +109,7 @@ def floats(*values: float) -> bytes:
 
 def with_gradient(record: Record, name: str, content: bytes) -> Record:
     """The record with that one gradient."""
-    tensor = Tensor("gradient", name, "float32", (len(content) // 4,), digest(content), True, 1.0, 1.0, None, None)
+    tensor = Tensor("gradient", name, "float32", (len(content) // 4,), "", digest(content), True, 1.0, 1.0, None, None)
     return replace(record, observation=replace(record.observation, tensors=(tensor,)))
 
 

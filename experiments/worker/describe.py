@@ -62,6 +62,7 @@ def _described(path: Path) -> dict[str, Any]:
         "threads": scenario.threads,
         "replays": scenario.replays,
         "suites": list(scenario.suites),
+        "rounding": scenario.rounding,
         "cases": [_case(case, inputs) for case in scenario.cases],
     }
 
@@ -89,6 +90,7 @@ def _case(case: Case, inputs: tuple[str, ...]) -> dict[str, Any]:
         "gradient": case.gradient,
         "warm_up": case.warm_up,
         "profiled": case.profiled,
+        "measured": case.measured,
     }
 
 
@@ -101,6 +103,7 @@ def _broken(error: str) -> dict[str, Any]:
         "threads": 1,
         "replays": None,
         "suites": [],
+        "rounding": False,
         "cases": [],
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..fingerprint import CUT, name_folders
 from ..record import Outcome, digest, printable
 from ..scenario import qualified_name
 
@@ -41,7 +41,7 @@ def message(error: BaseException) -> str:
 def _cut(text: str) -> str:
     if len(text) <= LONGEST:
         return text
-    return f"{text[:LONGEST]}\n[cut here: {len(text)} characters in all, SHA-256 {digest(text)}]"
+    return f"{text[:LONGEST]}{CUT}{len(text)} characters in all, SHA-256 {digest(text)}]"
 
 
 def _traceback(error: BaseException, root: Path, first: str) -> str:
@@ -58,9 +58,7 @@ def _traceback(error: BaseException, root: Path, first: str) -> str:
 
 def _relative(text: str, root: Path) -> str:
     """`text` with the folders of this machine replaced by what they are."""
-    for folder, name in _folders(root):
-        text = text.replace(folder + os.sep, name)
-    return text
+    return name_folders(text, _folders(root))
 
 
 def _folders(root: Path) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Sequence
 
 import torch
 
@@ -29,12 +29,14 @@ _PHASES = {
 class Profile:
     """Collects operators while it is open, or does nothing when it is not wanted."""
 
-    def __init__(self, *, wanted: bool, device: str) -> None:
+    def __init__(self, *, wanted: bool, device: str, observing: Callable[[str], ContextManager[None]]) -> None:
+        """`observing` surrounds what is the worker's own doing, and keeps why it failed."""
         self.wanted = wanted
         self.operators: dict[str, tuple[Operator, ...]] | None = None
         self.largest: dict[str, int] = {}
         """Bytes of the largest single allocation, by phase."""
         self._device = device
+        self._observing = observing
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -50,14 +52,20 @@ class Profile:
             with regions.marked():
                 yield
         finally:
-            if self._device == "cuda":
-                torch.cuda.synchronize()
-            profiler.stop()
-            events = profiler.events() or []
-            self.operators = _listed(events)
-            self.largest = _largest(profiler, events, cuda=self._device == "cuda")
-            if not regions.known():
-                del self.operators["recomputation"]
+            with self._observing("the list of operators"):
+                self._read(profiler)
+
+    def _read(self, profiler: Any) -> None:
+        """Stop the profiler and take the operators out of it."""
+        cuda = self._device == "cuda"
+        if cuda:
+            torch.cuda.synchronize()
+        profiler.stop()
+        events = profiler.events() or []
+        self.operators = _listed(events)
+        self.largest = _largest(profiler, events, cuda=cuda)
+        if not regions.known():
+            del self.operators["recomputation"]
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

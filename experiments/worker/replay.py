@@ -21,7 +21,7 @@ from typing import Any, Callable, ContextManager, Iterator, Mapping
 import torch
 
 from .. import scenario as words
-from ..record import Observation, Observed, Outcome, Spec, canonical, digest, parse
+from ..record import UNOBSERVED, Observation, Observed, Outcome, Spec, canonical, digest, parse
 from ..scenario import Case, Scenario, ScenarioError
 from . import errors, machine, sources, state, tensors
 from .blobs import Blobs
@@ -29,6 +29,11 @@ from .memory import Meter
 from .profile import IGNORED, Profile
 
 Phase = Callable[[str], ContextManager[None]]
+
+KEPT_INPUT = 16384
+"""Bytes up to which an input is kept whole."""
+LONGEST_REASON = 500
+"""Characters kept of why something could not be observed."""
 
 
 def run(folder: Path, root: Path) -> None:
@@ -38,10 +43,22 @@ def run(folder: Path, root: Path) -> None:
     if spec.setting.matmul_precision:
         torch.set_float32_matmul_precision(spec.setting.matmul_precision)
     process = os.getpid()
-    seen = _Run(spec, folder, root).observe()
+    try:
+        text = canonical(_Run(spec, folder, root).observe().to_json())
+    except Exception as error:
+        # The case's own exceptions are part of the observation, so this one is the worker's.
+        if os.getpid() == process:
+            _write(folder / UNOBSERVED, _reason("what the case did cannot be written down", error))
+        raise
     if os.getpid() != process:
         os._exit(0)  # A child of the case, which came back here as well. The observation is its parent's.
-    _write(folder / "observation.json", canonical(seen.to_json()))
+    _write(folder / "observation.json", text)
+
+
+def _reason(what: str, error: BaseException) -> str:
+    """Why something was not observed, in one bounded line."""
+    first = f"{type(error).__name__}: {errors.message(error)}".partition("\n")[0]
+    return f"{what}: {first}"[:LONGEST_REASON]
 
 
 def load(path: Path, name: str) -> types.ModuleType:
@@ -51,7 +68,7 @@ def load(path: Path, name: str) -> types.ModuleType:
     """
     module = types.ModuleType(name)
     module.__file__ = str(path)
-    text = path.read_bytes().decode("utf-8")
+    text = path.read_bytes().decode("utf-8-sig")  # an editor may have put a mark before it
     sys.modules[name] = module  # where the compiler looks for what a function of the file reads
     exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102 - scenarios are code
     if not isinstance(getattr(module, "scenario", None), Scenario):
@@ -67,13 +84,15 @@ class _Run:
         self.path = root / "experiments" / "scenarios" / f"{spec.question.scenario}.py"
         self.blobs = Blobs(folder / "blobs")
         self.meter = Meter(spec.question.device)
-        self.profile = Profile(wanted=spec.question.pass_ == "profiled", device=spec.question.device)
+        wanted = spec.question.pass_ == "profiled"
+        self.profile = Profile(wanted=wanted, device=spec.question.device, observing=self._observing)
         self.durations: dict[str, float] = {}
         self.observed: list[Observed] = []
         self.heard = {"loss"}
         self.outputs: list[tuple[str, torch.Tensor]] = []
         self.kept: dict[tuple[str, str], Any] = {}
         self.outcome = Outcome("finished", None, None, (), None, None, "")
+        self.unobserved = ""
         self.inputs: Mapping[str, Any] = {}
         self.parameters: dict[str, Any] = {}
         self.phase = "inputs"
@@ -107,7 +126,11 @@ class _Run:
             self.outcome = errors.outcome(error, self.phase, self.root, str(self.path))
         finally:
             words._listeners.remove(self._hear)  # noqa: SLF001
-        self._keep_outputs()
+        self._keep_results()
+        if self.unobserved:
+            ended = self.outcome.type or self.outcome.kind
+            detail = f"{self.unobserved} (the case itself: {ended})"
+            self.outcome = Outcome("not_observed", self.phase, None, (), None, None, detail)
 
     def _steps(self) -> None:
         with self._timed("inputs"):
@@ -128,7 +151,6 @@ class _Run:
             scalar = self._calculated(case, self.inputs)
         if scalar is not None:
             self.outputs.append(("loss", scalar))
-        self._keep_gradients()
 
     def _calculated(self, case: Case, inputs: Mapping[str, Any], phase: Phase | None = None) -> torch.Tensor | None:
         """Forward, then backward if the case is differentiated. `phase` says what surrounds each."""
@@ -176,13 +198,15 @@ class _Run:
         return scenario
 
     def _prepared(self, value: Any, case: Case) -> Any:
-        """An input as the question wants it. What is not a floating tensor keeps its dtype, and only a case
+        """An input as the question wants it. What is no floating or complex tensor keeps its dtype, and only a case
         that is differentiated gets inputs that require a gradient.
         """
         if not isinstance(value, torch.Tensor):
             raise ScenarioError(f"inputs are tensors, not {type(value).__name__}")
         question, made = self.spec.question, value.detach()
-        if made.is_floating_point():
+        if made.is_complex():
+            made = made.to(_complex(question.input_dtype)).to(_complex(question.dtype))
+        elif made.is_floating_point():
             made = made.to(getattr(torch, question.input_dtype)).to(getattr(torch, question.dtype))
         return made.to(question.device).clone().requires_grad_(value.requires_grad and case.gradient)
 
@@ -197,23 +221,45 @@ class _Run:
     def _keep(self, role: str, name: str, value: torch.Tensor) -> None:
         if (role, name) in self.kept:
             raise ScenarioError(f"{role} {name!r} is there already: give each observed value its own name")
-        self.kept[role, name] = tensors.describe(role, name, value, self.spec.setting.keep, self.blobs)
+        # Of inputs the digest says all there is to say.
+        keep = min(self.spec.setting.keep, KEPT_INPUT) if role == "input" else self.spec.setting.keep
+        self.kept[role, name] = tensors.describe(role, name, value, keep, self.blobs)
 
-    def _keep_gradients(self) -> None:
-        for name, value in self.inputs.items():
-            if not value.requires_grad:
-                continue
-            if value.grad is None:
-                self.kept["gradient", name] = tensors.absent("gradient", name)
-            else:
-                self._keep("gradient", name, value.grad)
+    def _keep_results(self) -> None:
+        """Gradients, if the case came to its end, and outputs. What cannot be kept is no fault of the case's."""
+        if self.outcome.kind == "finished":
+            for name, value in self.inputs.items():
+                if value.requires_grad:
+                    self._keep_gradient(name, value.grad)
+        for name, value in self.outputs:
+            with self._observing(f"output {name!r}"):
+                self._keep("output", name, value)
+
+    def _keep_gradient(self, name: str, gradient: torch.Tensor | None) -> None:
+        if gradient is None:
+            self.kept["gradient", name] = tensors.absent("gradient", name)
+            return
+        with self._observing(f"gradient of {name!r}"):
+            self._keep("gradient", name, gradient)
+
+    @contextlib.contextmanager
+    def _observing(self, what: str) -> Iterator[None]:
+        """What fails within is the worker's, not the case's: the first reason counts, and the case goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - a case may hand out anything
+            self.unobserved = self.unobserved or _reason(f"{what} cannot be kept", error)
 
     def _hear(self, name: str, value: Any, kind: str, tolerance: float | None) -> None:
         """What the case observes: tensors are kept like outputs, anything else as it is."""
+        with self._observing(f"observed value {name!r}"):
+            self._note(name, value, kind, tolerance)
+
+    def _note(self, name: str, value: Any, kind: str, tolerance: float | None) -> None:
         if name in self.heard:
             raise ScenarioError(f"{name!r} is there already: give each observed value its own name")
         self.heard.add(name)
-        if isinstance(value, torch.Tensor) and value.numel() != 1:
+        if isinstance(value, torch.Tensor) and not _is_plain_number(value):
             self.outputs.append((name, self._copy(value)))
             return
         plain = value.item() if isinstance(value, torch.Tensor) else value
@@ -227,10 +273,6 @@ class _Run:
         with torch.no_grad(), marked:
             return value.detach().clone()
 
-    def _keep_outputs(self) -> None:
-        for name, value in self.outputs:
-            self._keep("output", name, value)
-
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         self.phase = phase
@@ -242,6 +284,18 @@ class _Run:
         finally:
             self.durations[phase] = time.perf_counter() - started
             self.meter.end()
+
+
+def _complex(dtype: str) -> torch.dtype:
+    """The complex numbers whose parts are of a dtype. torch has none of bfloat16: single precision stands in."""
+    parts = {"float64": torch.complex128, "float16": torch.complex32}
+    return parts.get(dtype, torch.complex64)
+
+
+def _is_plain_number(value: torch.Tensor) -> bool:
+    """Whether JSON has a number for it."""
+    ordinary = value.layout is torch.strided and value.device.type != "meta" and not value.is_quantized
+    return ordinary and not value.is_nested and not value.is_complex() and value.numel() == 1
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,37 +31,106 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def absent(role: str, name: str) -> Tensor:
     """There is no such tensor: an input that requires a gradient and got none."""
-    return Tensor(role, name, None, None, None, whole=False, norm=None, largest=None, samples=None, sketch=None)
-
-
-def describe(role: str, name: str, tensor: torch.Tensor, keep: int, blobs: Blobs) -> Tensor:
-    """Digest, size and content of `tensor`; content whole up to `keep` bytes."""
-    dense = _dense(tensor)
-    content = raw(dense)
-    whole = len(content) <= keep
-    if whole:
-        blobs.add(content)
-    wide = dense.to(torch.float64).flatten() if not dense.is_complex() else torch.view_as_real(dense).double().flatten()
     return Tensor(
         role=role,
         name=name,
-        dtype=str(tensor.dtype).rpartition(".")[2],
-        shape=tuple(tensor.shape),
-        digest=digest(content),
-        whole=whole,
-        norm=float(wide.square().sum().sqrt()),
-        largest=float(wide.abs().max()) if wide.numel() else 0.0,
-        samples=None if whole else blobs.add(raw(_samples(dense))),
-        sketch=None if whole else blobs.add(raw(sketch(wide))),
+        dtype=None,
+        shape=None,
+        layout="",
+        digest=None,
+        whole=False,
+        norm=None,
+        largest=None,
+        samples=None,
+        sketch=None,
     )
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Kept:
+    """What there is to keep of a tensor."""
+
+    layout: str
+    """As in the record. Empty for an ordinary dense tensor."""
+    shape: tuple[int, ...]
+    elements: torch.Tensor | None
+    """What is kept: dense, on the CPU, in row-major order. None where there are no elements."""
+    numbers: torch.Tensor | None
+    """The same as numbers to take sizes of, which a quantized tensor's integers are not."""
+
+
+def describe(role: str, name: str, tensor: torch.Tensor, keep: int, blobs: Blobs) -> Tensor:
+    """Digest, size and content of `tensor`; content whole up to `keep` bytes.
+
+    Raises whatever torch raises for a tensor that cannot be read: a case may hand out anything.
+    """
     with torch.no_grad():
-        tensor = tensor.detach()
-        if tensor.layout is not torch.strided:
-            tensor = tensor.to_dense()
-        return tensor.resolve_conj().resolve_neg().to("cpu").contiguous()
+        kept = _taken_apart(tensor.detach())
+        dtype = str(tensor.dtype).rpartition(".")[2]
+        if kept.elements is None or kept.numbers is None:
+            return replace(absent(role, name), dtype=dtype, shape=kept.shape, layout=kept.layout)
+        content = raw(kept.elements)
+        whole = len(content) <= keep
+        if whole:
+            blobs.add(content)
+        sizes = _wide(kept.numbers)
+        sketched = torch.view_as_real(kept.numbers).double().flatten() if kept.numbers.is_complex() else sizes
+        return Tensor(
+            role=role,
+            name=name,
+            dtype=dtype,
+            shape=kept.shape,
+            layout=kept.layout,
+            digest=digest(content),
+            whole=whole,
+            norm=float(sizes.abs().square().sum().sqrt()),
+            largest=float(sizes.abs().max()) if sizes.numel() else 0.0,
+            samples=None if whole else blobs.add(raw(_samples(kept.elements))),
+            sketch=None if whole else blobs.add(raw(sketch(sketched))),
+        )
+
+
+def _wide(numbers: torch.Tensor) -> torch.Tensor:
+    """In double precision, one-dimensional."""
+    return numbers.to(torch.complex128 if numbers.is_complex() else torch.float64).flatten()
+
+
+def _taken_apart(tensor: torch.Tensor) -> _Kept:
+    """The elements of a tensor of any layout, and what else tells it from a dense one."""
+    if tensor.is_nested:
+        parts = [_dense(part) for part in tensor.unbind()]
+        sizes = ", ".join("x".join(map(str, part.shape)) or "scalar" for part in parts)
+        kind = "jagged" if tensor.layout is torch.jagged else "nested"
+        joined = torch.cat([part.flatten() for part in parts]) if parts else torch.zeros(0, dtype=tensor.dtype)
+        return _Kept(f"{kind}: {sizes}", (joined.numel(),), joined, joined)
+    if tensor.device.type == "meta":
+        return _Kept("meta", tuple(tensor.shape), None, None)
+    if tensor.is_quantized:
+        return _Kept(f"quantized: {_scheme(tensor)}", tuple(tensor.shape), *_quantized(tensor))
+    layout = "" if tensor.layout is torch.strided else str(tensor.layout).rpartition(".")[2]
+    dense = _dense(tensor)
+    return _Kept(layout, tuple(tensor.shape), dense, dense)
+
+
+def _scheme(tensor: torch.Tensor) -> str:
+    """How integers become numbers."""
+    scheme = str(tensor.qscheme()).rpartition(".")[2]
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return f"{scheme}, scale {tensor.q_scale()!r}, zero point {tensor.q_zero_point()}"
+    scales, points = tensor.q_per_channel_scales().tolist(), tensor.q_per_channel_zero_points().tolist()
+    parts = f"axis {tensor.q_per_channel_axis()}, scales {scales}, zero points {points}"
+    return f"{scheme}, SHA-256 of its parameters {digest(parts)[:16]}"
+
+
+def _quantized(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _dense(tensor.int_repr()), _dense(tensor.dequantize())
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return tensor.resolve_conj().resolve_neg().to("cpu").contiguous()
 
 
 def _samples(dense: torch.Tensor) -> torch.Tensor:

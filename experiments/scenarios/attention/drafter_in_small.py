@@ -227,7 +227,7 @@ def replicas_of(threads, tensors, kernels, checkpointed="non-reentrant"):
     **COMPILED,
 )
 @scenario.broken(
-    varies(at_least=0.5),
+    varies(at_least=0.5, of="endings"),
     cause="another thread",
     over=[
         {"threads": 2, "kernels": "torch", "checkpointed": "non-reentrant"},
@@ -243,7 +243,7 @@ def all_threads_from_cold(threads, kernels, checkpointed, **tensors):
 
 
 @scenario.broken(
-    varies(at_least=0.5),
+    varies(at_least=0.5, of="endings"),
     cause="another thread",
     over=[{"threads": 3, "kernels": "torch"}],
     **COMPILED,

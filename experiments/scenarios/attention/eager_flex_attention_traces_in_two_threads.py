@@ -147,7 +147,7 @@ def call_in_two_threads(query, key, value, bias, *, gradient=True, lock=None):
         thread.result()
 
 
-@scenario.broken(varies(at_least=0.5), cause="another thread", profiled=False)
+@scenario.broken(varies(at_least=0.5, of="endings"), cause="another thread", profiled=False)
 def called_in_two_threads(query, key, value, bias):
     """Nothing is held here. Which error comes is a matter of time: of the flag, of the patches or of neither."""
     call_in_two_threads(query, key, value, bias)

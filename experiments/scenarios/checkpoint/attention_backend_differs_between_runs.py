@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from experiments.scenario import Scenario, agrees, observe, raises
 
-scenario = Scenario(source="beside claim A1 of the checkpoint attention note")
+scenario = Scenario(source="beside claim A1 of the checkpoint attention note", rounding=True)
 
 CPU = ("MATH", "FLASH_ATTENTION")
 CUDA = (*CPU, "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")

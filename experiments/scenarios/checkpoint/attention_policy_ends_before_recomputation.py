@@ -24,6 +24,7 @@ scenario = Scenario(
     source="reported in the checkpoint attention note (claims A1 to A13)",
     replays=3,
     suites=("quick",),
+    rounding=True,
 )
 
 # Little-endian float32, each (batch 1, heads 2, positions 8, width 4).

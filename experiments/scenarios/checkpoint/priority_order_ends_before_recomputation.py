@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from experiments.scenario import Scenario, agrees, observe, raises, recomputes_without
 
-scenario = Scenario(source="beside claim A1 of the checkpoint attention note")
+scenario = Scenario(source="beside claim A1 of the checkpoint attention note", rounding=True)
 
 
 @scenario.inputs

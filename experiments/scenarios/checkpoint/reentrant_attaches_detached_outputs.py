@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from experiments.scenario import Scenario, agrees, observe, raises, shows
 
 scenario = Scenario(
-    source="beside claim B12 of the DFlash compile-checkpoint note; docs.pytorch.org/docs/stable/checkpoint.html"
+    source="beside claim B12 of the DFlash compile-checkpoint note; docs.pytorch.org/docs/stable/checkpoint.html",
+    rounding=True,
 )
 
 

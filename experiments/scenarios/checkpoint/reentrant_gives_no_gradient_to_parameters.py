@@ -16,6 +16,7 @@ from experiments.scenario import Scenario, agrees, no_gradient, observe, raises,
 scenario = Scenario(
     source="reported in the DFlash compile-checkpoint note (claim B12); https://github.com/pytorch/pytorch/issues/7617",
     suites=("quick",),
+    rounding=True,
 )
 
 

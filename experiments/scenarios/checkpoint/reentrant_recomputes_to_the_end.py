@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from experiments.scenario import Scenario, agrees, observe, shows
 
 scenario = Scenario(
-    source="beside claim B12 of the DFlash compile-checkpoint note; docs.pytorch.org/docs/stable/checkpoint.html"
+    source="beside claim B12 of the DFlash compile-checkpoint note; docs.pytorch.org/docs/stable/checkpoint.html",
+    rounding=True,
 )
 
 ONCE, TWICE = {"steps counted": 1}, {"steps counted": 2}

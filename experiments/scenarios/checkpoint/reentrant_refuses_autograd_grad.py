@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from experiments.scenario import Scenario, agrees, raises
 
 scenario = Scenario(
-    source="reported in the DFlash compile-checkpoint note (claim B12); docs.pytorch.org/docs/stable/checkpoint.html"
+    source="reported in the DFlash compile-checkpoint note (claim B12); docs.pytorch.org/docs/stable/checkpoint.html",
+    rounding=True,
 )
 
 REFUSED = "When use_reentrant=True, torch.utils.checkpoint is incompatible with .grad()"

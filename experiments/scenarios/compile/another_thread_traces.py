@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from experiments.scenario import Scenario, agrees, observe, raises, shows
 
-scenario = Scenario(source="https://github.com/pytorch/pytorch/issues/126024", suites=("quick",))
+scenario = Scenario(source="https://github.com/pytorch/pytorch/issues/126024", suites=("quick",), rounding=True)
 
 MESSAGE = "Detected that you are using FX to symbolically trace a dynamo-optimized function"
 CHECKPOINTS = ("none", "non-reentrant", "reentrant")

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from experiments.scenario import Scenario, agrees, observe, shows
 
-scenario = Scenario(source="https://github.com/pytorch/pytorch/issues/186537")
+scenario = Scenario(source="https://github.com/pytorch/pytorch/issues/186537", rounding=True)
 
 LENGTHS = range(4, 16)
 

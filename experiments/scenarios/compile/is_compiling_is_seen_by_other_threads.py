@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from experiments.scenario import Scenario, agrees, differs, observe, shows
 
-scenario = Scenario(source="https://github.com/pytorch/pytorch/issues/184547")
+scenario = Scenario(source="https://github.com/pytorch/pytorch/issues/184547", rounding=True)
 
 
 @scenario.inputs

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from experiments.scenario import Scenario, agrees, observe, raises, shows
 
-scenario = Scenario(source="https://github.com/pytorch/pytorch/issues/126024")
+scenario = Scenario(source="https://github.com/pytorch/pytorch/issues/126024", rounding=True)
 
 MESSAGE = "Detected that you are using FX to symbolically trace a dynamo-optimized function"
 LOST = "CURRENT_PATCHER is None in finally block"

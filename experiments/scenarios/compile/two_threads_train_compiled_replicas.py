@@ -115,7 +115,7 @@ def not_compiled(hidden, weight):
 
 
 @scenario.broken(
-    varies(at_least=0.5),
+    varies(at_least=0.5, of="endings"),
     cause="another thread",
     over={"checkpoint_kind": CHECKPOINTS},
     needs=("inductor",),
