@@ -45,8 +45,8 @@ run-all: $(STAMP) ## Run every scenario on every device here, archive, publish t
 capsule: $(STAMP) ## Write capsule.pyz: scenarios and their evidence, to run anywhere with torch
 	@$(BIN)/python -m experiments capsule=capsule.pyz $(OVERRIDES)
 
-replay: $(STAMP) ## Sweep again elsewhere and compare: ENVIRONMENT=avx2, PYTHON=/path/to/python, or PROVE=MACHINE
-	@test -n '$(strip $(ELSEWHERE))' || { echo "make: say where to replay: ENVIRONMENT=$$(ls conf/environment | sed s/.yaml// | paste -sd '|'), PYTHON=/path/to/python, or PROVE=MACHINE of the report (all: every one)" >&2; exit 1; }
+replay: $(STAMP) ## Sweep again elsewhere and compare: ENVIRONMENT=avx2, PYTHON=/path/to/python, or PROVE=SETTING
+	@test -n '$(strip $(ELSEWHERE))' || { echo "make: say where to replay: ENVIRONMENT=$$(ls conf/environment | sed s/.yaml// | paste -sd '|'), PYTHON=/path/to/python, or PROVE=SETTING of the report (all: every one)" >&2; exit 1; }
 	@$(BIN)/python -m experiments $(ELSEWHERE) $(OVERRIDES)
 
 catalogue: $(STAMP) ## List scenarios and cases

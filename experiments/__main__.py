@@ -18,7 +18,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Iterator, Sequence
+from typing import IO, AbstractSet, Callable, Iterator, Sequence
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -27,7 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments import capsule, catalogue, launch
 from experiments.agreement import RANKS, Agreement, audit
 from experiments.catalogue import Catalogue, CatalogueError
-from experiments.config import Config, ConfigError, Isolation, Plan, everywhere, plan, register
+from experiments.causes import REPEATS
+from experiments.config import Config, ConfigError, Isolation, Plan, everywhere, joined, plan, register
 from experiments.engine import local, lock
 from experiments.engine.forks import Forks
 from experiments.overrides import refusal
@@ -87,13 +88,27 @@ def _job(cfg: DictConfig) -> None:
 def run(cfg: Config) -> int:
     """Plan, run, archive, publish, report. Gives the exit status."""
     if cfg.prove is not None:
-        return prove(cfg, run)
+        return prove(cfg, run_pair)
     with contextlib.closing(Forks(catalogue.ROOT)) as forks, contextlib.ExitStack() as leaving:
         publishing = _publishing(cfg)
         leaving.callback(publishing.abandon)
         with console.status("asking the interpreter which scenarios and devices there are"):
             listed = _listed(cfg, forks)
         return _planned(cfg, listed, forks, publishing)
+
+
+def run_pair(control: Config, flipped: Config, cases: AbstractSet[str]) -> int:
+    """A counter-replay: both sides of these cases (by digest) in one sweep, which is archived and not judged."""
+    with contextlib.closing(Forks(catalogue.ROOT)) as forks:
+        listed = [_listed(one, forks) for one in (control, flipped)]
+        made = joined([plan(control, listed[0]), plan(flipped, listed[1])], cases, REPEATS)
+        if control.dry_run:
+            print(_counted(made))
+            return 0
+        say(f"{len(made.specs)} processes")
+        with Archive.open(control.archive.url, Path(control.archive.blobs)) as archive:
+            machine = listed[0].machine_identity
+            return _sweep(control, machine, made, archive, forks, Publishing.nobody(), judging=False)
 
 
 def _publishing(cfg: Config) -> Publishing:
@@ -225,8 +240,22 @@ def _begin(archive: Archive, made: Plan, machine: str, folder: Path) -> _Place:
         busy.add(sweep.id)
 
 
-def _sweep(cfg: Config, machine: str, made: Plan, archive: Archive, forks: Forks, publishing: Publishing) -> int:
+def _sweep(
+    cfg: Config,
+    machine: str,
+    made: Plan,
+    archive: Archive,
+    forks: Forks,
+    publishing: Publishing,
+    *,
+    judging: bool = True,
+) -> int:
+    """Run the plan as a sweep. `judging` false leaves it at the records: nothing is judged, published or reported."""
     place = _begin(archive, made, machine, Path(cfg.outputs).absolute() / "sweeps")
+
+    def whole(scenario: str) -> Counter[str]:
+        return Counter(one.word for _, one in _judged(archive, place, scenario, publishing)) if judging else Counter()
+
     with contextlib.closing(place), local.terminating():
         done = place.sweep.done | _recovered(archive, place)
         if place.sweep.resumed:
@@ -234,14 +263,15 @@ def _sweep(cfg: Config, machine: str, made: Plan, archive: Archive, forks: Forks
         if cfg.tracking.enabled:
             publishing.sweep(place.sweep.id, archive=cfg.archive.url, blobs=cfg.archive.blobs)
         try:
-            _run(cfg, made, archive, place, done, forks, publishing)
+            _run(cfg, made, archive, place, done, forks, whole)
         except KeyboardInterrupt:
             there = archive.sweep(place.sweep.id).done
             say(f"interrupted: {there} of {len(made.specs)} processes are archived; the same command resumes")
             return 130
-        status = _conclude(cfg, archive, place.sweep.id)
-        with console.status("publishing to MLflow"):
-            say(publishing.finish() or "MLflow: not asked for")
+        status = _conclude(cfg, archive, place.sweep.id) if judging else 0
+        if judging:
+            with console.status("publishing to MLflow"):
+                say(publishing.finish() or "MLflow: not asked for")
         shutil.rmtree(place.folder, ignore_errors=True)
     return status
 
@@ -271,13 +301,15 @@ def _run(
     place: _Place,
     done: frozenset[str] | set[str],
     forks: Forks,
-    publishing: Publishing,
+    whole: Callable[[str], Counter[str]],
 ) -> None:
-    """Run what is not done, archive each record as it comes, judge and publish each scenario when it is whole."""
+    """Run what is not done and archive each record as it comes. `whole` is told of each scenario that is all archived,
+    and gives its replays by verdict.
+    """
     waiting = Counter(spec.question.scenario for spec in made.specs if spec.digest() not in done)
     for scenario in dict.fromkeys(spec.question.scenario for spec in made.specs):
         if not waiting[scenario]:
-            _judged(archive, place, scenario, publishing)
+            whole(scenario)
     with _roots(made) as roots, Bar(len(made.specs), len(done)) as bar:
         ended = local.run(
             [spec for spec in made.specs if spec.digest() not in done],
@@ -295,7 +327,7 @@ def _run(
                 scenario = record.spec.question.scenario
                 waiting[scenario] -= 1
                 if not waiting[scenario]:
-                    bar.judged(scenario, Counter(v.word for _, v in _judged(archive, place, scenario, publishing)))
+                    bar.judged(scenario, whole(scenario))
 
 
 def _keep(archive: Archive, place: _Place, folder: Path) -> None:
@@ -359,19 +391,21 @@ def _explain(word: str, verdicts: Sequence[tuple[Replay, Verdict]]) -> None:
 def _reported(cfg: Config, archive: Archive, sweep: str) -> files.Report | None:
     if not cfg.report:
         return None
-    with console.status("comparing with other machines"):
+    with console.status("comparing with other settings"):
         made = files.report(archive, sweep, sweep)
     files.keep(made, Path(cfg.outputs) / "reports", sweep)
     return made
 
 
 def _beside(found: Across | None) -> None:
-    """How each other machine agrees with this one. No failure whatever it is: that is not what was asked."""
-    for name, pairs in found.by_machine.items() if found is not None else ():
-        counts = Counter(pair.agreement.rank if pair.compared else 6 for pair in pairs)
+    """How each other setting agrees with this one. No failure whatever it is: that is not what was asked."""
+    if found is None:
+        return
+    for one in found.others:
+        counts = Counter(pair.agreement.rank for pair in found.by_setting[one.name] if pair.compared)
         shown = ", ".join(f"{counts[rank]} {word}" for rank, word in RANKS.items() if counts[rank] and rank != 6)
         if shown:
-            print(f"beside {visible(name)}: {shown}")
+            print(f"beside setting {visible(one.name)} ({found.host(one)}): {shown}")
 
 
 def _series(made: Sequence[Replay]) -> int:

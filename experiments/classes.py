@@ -1,26 +1,30 @@
-"""Machines, the agreement classes that they fall into, and which of their facts decides the bits.
+"""Settings of computers, the agreement classes that they fall into, and the facts that tell them apart.
 
-A machine is a computer in one environment: the same computer under another CPU capability is another machine. What
-tells machines apart is sorted into *factors*: facts that change together, because one thing sets them. A factor is
-the *cause* of a difference if a machine that differs from ours in that factor alone has the bits of the other.
+A *computer* is a physical or virtual one, told from others by its host identity. A *setting* is how its processes ran:
+interpreter, CPU capability, threads, variables. What is compared is a computer under one setting. The facts in which
+two of them differ are sorted into *factors*: facts that change together, because one thing sets them. Which factor
+decides the bits is a question for `causes`.
 
 Pure: replays in, values out. Only the standard library is imported here.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Mapping, Sequence
 
-from .record import VARIABLES, Replay, digest, printable
+from .record import Replay, digest, printable
 
 CAPABILITY = "CPU capability"
 MKL = "MKL mode"
 THREADS = "threads"
 PRECISION = "matmul precision"
 INTERPRETER = "interpreter"
+PROCESSOR = "processor"
+SYSTEM = "system"
+GPU = "GPU"
+HOST = "host"
 SOURCES = "sources"
 VARIABLE = "variable "
 SWITCH = "switch "
@@ -32,45 +36,65 @@ _FACTORS: Mapping[str, str] = {
     "switches.matmul_precision": PRECISION,
     "switches.tf32.matmul": PRECISION,
     "setting.sources": SOURCES,
-    "host": "host",
+    "host": HOST,
 }
 _FAMILIES = (
     ("torch.", INTERPRETER),
     ("python.", INTERPRETER),
     ("compiler.triton", INTERPRETER),
     ("cpu.mkl", INTERPRETER),
-    ("cpu.", "processor"),
-    ("gpu", "GPU"),
-    ("system.", "system"),
-    ("compiler.", "system"),
+    ("cpu.", PROCESSOR),
+    ("gpu", GPU),
+    ("system.", SYSTEM),
+    ("compiler.", SYSTEM),
 )
 _DERIVED = (
     "cpu.cores",
     "cpu.usable_cores",
     "switches.threads.interop",
-    "torch.build",
     "torch.parallel",
     "variables.ATEN_CPU_CAPABILITY",
     "variables.OMP_NUM_THREADS",
 )
 """Facts that follow from others, or that no calculation with a given number of threads depends on."""
 
+_ASKED = (CAPABILITY, THREADS, INTERPRETER, PROCESSOR, SYSTEM, GPU, HOST, SOURCES)
+"""Factors that every version has asked for: who does not tell them may differ in them."""
+_BUNDLED: Mapping[str, str] = {
+    INTERPRETER: "interpreter (torch, its build, Python)",
+    SYSTEM: "system (kernel, libc, compilers)",
+    HOST: "host identity",
+}
+"""Factors whose name alone would be taken for one fact."""
+_BUILD = "torch.build"
+_MAIN = (("torch.version", "torch"), (_BUILD, "build"), ("python.version", "Python"))
+"""What an interpreter is always told by, and the words for it."""
+
 MOST = 300
-"""Facts of a machine that are looked at; a worker tells of 75."""
+"""Facts of one document that are looked at; a worker tells of 75."""
 _UNREADABLE = "not readable"
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A computer in one environment, as its replays show it."""
+class ComputerSetting:
+    """A computer under one setting, as its replays show it."""
 
     name: str
-    """As it is shown: unique among the machines that are compared."""
+    """As it is shown: unique among those that are compared."""
     origin: str
     """``here``, ``archive``, or the name of the bundle it comes from."""
     factors: Mapping[str, Mapping[str, str]]
     """Facts by factor."""
     replays: tuple[Replay, ...]
+
+    @property
+    def environment(self) -> str:
+        return next((replay.spec.setting.environment for replay in self.replays), "")
+
+    @property
+    def computer(self) -> str:
+        """Its host identity, which a copy of its image has too. Empty if it is not told."""
+        return self.factors.get(HOST, {}).get("host", "")
 
     @cached_property
     def by_case(self) -> dict[str, Replay]:
@@ -83,15 +107,32 @@ class Machine:
     @cached_property
     def evidence(self) -> dict[str, str]:
         """Evidence digest by case and passes, of cases that were run and repeat their results."""
-        return {
-            f"{case} {' '.join(sorted(replay.records))}": replay.evidence_digest()
-            for case, replay in self.by_case.items()
-            if _says_something(replay)
-        }
+        return {_looked_at(one): one.evidence_digest() for one in self.by_case.values() if _says_something(one)}
+
+    @cached_property
+    def repeats(self) -> dict[str, list[str]]:
+        """Evidence digests of all replays by case and passes, of the cases that `evidence` tells of."""
+        found: dict[str, list[str]] = {}
+        for replay in self.replays:
+            if _says_something(replay):
+                found.setdefault(_looked_at(replay), []).append(replay.evidence_digest())
+        return found
+
+
+def _looked_at(replay: Replay) -> str:
+    return f"{replay.spec.question.case_digest()} {' '.join(sorted(replay.records))}"
 
 
 def _ran(replay: Replay) -> bool:
     return replay.plain is not None and replay.plain.outcome.kind != "not_run"
+
+
+def _says_something(replay: Replay) -> bool:
+    """A float64 reference is a ruler: used, and not compared."""
+    plain, question = replay.plain, replay.spec.question
+    if plain is None or question.dtype != question.input_dtype:
+        return False
+    return _ran(replay) and plain.evidence() != {"varies": True}
 
 
 def _started(replay: Replay) -> str:
@@ -102,15 +143,20 @@ def _started(replay: Replay) -> str:
 
 
 def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Facts of a machine by dotted name. Texts of several lines are told by digest."""
+    """Facts of a machine document by dotted name. Texts of several lines are told by digest."""
     found: dict[str, str] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping):
             found.update(flat(value, f"{prefix}{name}."))
         else:
-            text = str(value)
+            text = _own(prefix + name, str(value))
             found[prefix + name] = f"SHA-256 {digest(printable(text))[:12]}" if "\n" in text else text
     return found
+
+
+def _own(name: str, text: str) -> str:
+    """The text of a fact without what others say: torch's build also tells the CPU capability that is in use."""
+    return text if name != _BUILD else "\n".join(one for one in text.split("\n") if "CPU capability usage" not in one)
 
 
 def factors(facts: Mapping[str, Any], sources: str) -> dict[str, dict[str, str]]:
@@ -133,62 +179,117 @@ def _factor(name: str) -> str:
     return next((factor for start, factor in _FAMILIES if name.startswith(start)), name)
 
 
-def differing(ours: Machine, theirs: Machine) -> list[str]:
-    """The factors in which two machines differ, sorted.
+def label(factor: str) -> str:
+    """A factor as a reader sees it: one that bundles several facts says which."""
+    return _BUNDLED.get(factor, factor)
 
-    A switch that one of them cannot read does not count, nor does a fact that one of them does not tell: an older
-    version may not have asked. A variable that is not told is not set.
+
+def differing(ours: ComputerSetting, theirs: ComputerSetting) -> list[str]:
+    """The factors in which two differ, sorted.
+
+    A fact that one of them does not tell does not count: an older version may not have asked, or cannot read it. A
+    variable that is not told is not set.
     """
-    names = {*ours.factors, *theirs.factors}
-    return sorted(name for name in names if _differs(name, ours.factors.get(name), theirs.factors.get(name)))
+    return _differing(ours.factors, theirs.factors)
+
+
+_Factors = Mapping[str, Mapping[str, str]]
+
+
+def _differing(ours: _Factors, theirs: _Factors) -> list[str]:
+    return sorted(name for name in {*ours, *theirs} if _differs(name, ours.get(name), theirs.get(name)))
 
 
 def _differs(name: str, ours: Mapping[str, str] | None, theirs: Mapping[str, str] | None) -> bool:
     if ours is None or theirs is None:
-        return ours is not theirs and not name.startswith(SWITCH)
+        return ours is not theirs and (name in (*_ASKED, MKL) or name.startswith(VARIABLE))
     both = ours.keys() & theirs.keys()
     return not both or any(ours[fact] != theirs[fact] for fact in both)
 
 
-def value(machine: Machine, factor: str, other: Machine | None = None) -> str:
-    """A factor's facts in words; beside another machine only those that differ."""
-    ours = machine.factors.get(factor, {})
+def value(one: ComputerSetting, factor: str, other: ComputerSetting | None = None) -> str:
+    """A factor's facts in words; beside another setting those that differ, and what an interpreter is told by."""
+    ours = one.factors.get(factor, {})
     theirs = other.factors.get(factor, {}) if other is not None else {}
-    shown = [name for name in sorted({*ours, *theirs}) if other is None or ours.get(name) != theirs.get(name)]
-    if len(shown) < 2:
-        return ours.get(shown[0], "not set") if shown else "not set"
-    shown.sort(key=lambda name: (not name.endswith(".version"), name != "torch.version", name))
-    return ", ".join(f"{name} {ours.get(name, 'not set')}" for name in shown)
+    names = [name for name in sorted({*ours, *theirs}) if other is None or ours.get(name) != theirs.get(name)]
+    if factor == INTERPRETER and ours:
+        main = [f"{word} {ours.get(name, 'not told').removeprefix('SHA-256 ')}" for name, word in _MAIN]
+        rest = [name for name in names if name not in dict(_MAIN) and other is not None]
+        return ", ".join([*main, *(f"{name} {ours.get(name, 'not told')}" for name in rest)])
+    if len(names) < 2:
+        return ours.get(names[0], "not set") if names else "not set"
+    return ", ".join(f"{name} {ours.get(name, 'not set')}" for name in names)
 
 
-# Machines out of replays.
+# Settings out of replays.
 
 
-def machines(
-    replays: Sequence[Replay], facts: Mapping[str, Mapping[str, Any]]
-) -> dict[tuple[str, str], tuple[Mapping[str, Mapping[str, str]], list[Replay]]]:
-    """Replays by machine: environment and factors. `facts` are machine documents by digest.
+@dataclass
+class _Group:
+    environment: str
+    factors: dict[str, dict[str, str]]
+    replays: list[Replay] = field(default_factory=list)
 
-    A replay that left no facts (it never ran, or died first) belongs to the machine with most replays among those of
+    def fits(self, environment: str, told: _Factors) -> bool:
+        """Whether the facts may be of the same computer and setting."""
+        return self.environment == environment and not _differing(self.factors, told)
+
+    def take(self, told: _Factors, replays: Sequence[Replay]) -> None:
+        for name, facts in told.items():
+            self.factors[name] = {**facts, **self.factors.get(name, {})}
+        self.replays.extend(replays)
+
+
+def computer_settings(replays: Sequence[Replay], facts: Mapping[str, Mapping[str, Any]]) -> tuple[ComputerSetting, ...]:
+    """Replays by computer and setting: same environment, and no fact in which they differ of those that both tell.
+    `facts` are machine documents by digest. Names and origins are left open.
+
+    A replay that left no facts (it never ran, or died first) belongs to the setting with most replays among those of
     its environment; if there is none, to nobody.
     """
-    found: dict[tuple[str, str], tuple[Mapping[str, Mapping[str, str]], list[Replay]]] = {}
+    mute, documents = _by_document(replays, facts)
+    groups: list[_Group] = []
+    # What tells most comes first, so that who tells less finds its place whatever the order of the replays.
+    for (environment, _), (told, own) in sorted(documents.items(), key=lambda one: (-_told(one[1][0]), one[0])):
+        group = next((one for one in groups if one.fits(environment, told)), None)
+        if group is None:
+            groups.append(group := _Group(environment, {}))
+        group.take(told, own)
+    for replay in mute:
+        fitting = [one for one in groups if one.environment == replay.spec.setting.environment]
+        if fitting:
+            max(fitting, key=lambda one: len(one.replays)).replays.append(replay)
+    groups.sort(key=lambda one: (one.environment, digest(repr(sorted(one.factors.items())))))
+    return tuple(ComputerSetting("", "", one.factors, _in_order(one.replays, replays)) for one in groups)
+
+
+def _told(told: _Factors) -> int:
+    return sum(map(len, told.values()))
+
+
+def _in_order(some: Sequence[Replay], all_: Sequence[Replay]) -> tuple[Replay, ...]:
+    chosen = set(map(id, some))
+    return tuple(replay for replay in all_ if id(replay) in chosen)
+
+
+_Documents = dict[tuple[str, str], tuple[dict[str, dict[str, str]], list[Replay]]]
+
+
+def _by_document(replays: Sequence[Replay], facts: Mapping[str, Mapping[str, Any]]) -> tuple[list[Replay], _Documents]:
+    """Replays without facts, and the others with their factors by environment and machine document."""
     mute: list[Replay] = []
+    found: _Documents = {}
     whole = _only_copied(replays)
     for replay in replays:
-        document = facts.get(replay.machine)
+        document, environment = facts.get(replay.machine), replay.spec.setting.environment
         if not isinstance(document, Mapping):
             mute.append(replay)
             continue
-        environment = replay.spec.setting.environment
-        sorted_ = factors(document, "copied" if environment in whole else "original")
-        key = (environment, digest(repr(sorted(sorted_.items()))))
-        found.setdefault(key, (sorted_, []))[1].append(replay)
-    for replay in mute:
-        own = [many for (environment, _), (_, many) in found.items() if environment == replay.spec.setting.environment]
-        if own:
-            max(own, key=len).append(replay)
-    return found
+        key = (environment, replay.machine)
+        if key not in found:
+            found[key] = (factors(document, "copied" if environment in whole else "original"), [])
+        found[key][1].append(replay)
+    return mute, found
 
 
 def _only_copied(replays: Sequence[Replay]) -> set[str]:
@@ -206,41 +307,38 @@ def _only_copied(replays: Sequence[Replay]) -> set[str]:
 
 @dataclass(frozen=True)
 class Class:
-    """Machines that have the same evidence in every case that they share."""
+    """Settings that have the same evidence in every case that they share."""
 
-    members: tuple[Machine, ...]
+    members: tuple[ComputerSetting, ...]
     """The first is the representative."""
     cases: int
     """Cases that the representative has run."""
 
     @property
-    def representative(self) -> Machine:
+    def representative(self) -> ComputerSetting:
         return self.members[0]
 
-
-def _says_something(replay: Replay) -> bool:
-    """A float64 reference is a ruler: used, and not compared."""
-    plain, question = replay.plain, replay.spec.question
-    if plain is None or question.dtype != question.input_dtype:
-        return False
-    return _ran(replay) and plain.evidence() != {"varies": True}
+    @property
+    def computers(self) -> int:
+        """How many computers its members are known to be of; all that tell no host identity may be one."""
+        return len({member.computer for member in self.members})
 
 
-def classes(listed: Sequence[Machine]) -> list[Class]:
-    """Each machine joins the first class whose representative it shares a case with and agrees with in all shared
-    ones; the order of the machines decides who represents.
+def classes(listed: Sequence[ComputerSetting]) -> list[Class]:
+    """Each setting joins the first class whose representative it shares a case with and agrees with in all shared
+    ones; the order of the settings decides who represents.
     """
-    seen = {machine.name: machine.evidence for machine in listed}
-    groups: list[list[Machine]] = []
-    for machine in listed:
-        if not seen[machine.name]:
+    seen = {one.name: one.evidence for one in listed}
+    groups: list[list[ComputerSetting]] = []
+    for one in listed:
+        if not seen[one.name]:
             continue
-        fitting = (group for group in groups if _same(seen[group[0].name], seen[machine.name]))
+        fitting = (group for group in groups if _same(seen[group[0].name], seen[one.name]))
         group = next(fitting, None)
         if group is None:
-            groups.append([machine])
+            groups.append([one])
         else:
-            group.append(machine)
+            group.append(one)
     return [Class(tuple(group), len(seen[group[0].name])) for group in groups]
 
 
@@ -259,42 +357,54 @@ class Split:
 
     factor: str
     decides: int
-    """Cases in which machines of one value always have one evidence."""
+    """Cases in which settings of one value always have one evidence."""
     of: int
-    """Cases whose evidence is not the same on all machines."""
+    """Cases whose evidence is not the same under all settings."""
     values: int
-    """Values that the factor has among the machines."""
+    """Values that the factor has among the settings."""
     along: int
-    """Pairs of the first machine with another, case by case, that differ in evidence and in the factor."""
+    """Pairs of the first setting with another, case by case, that differ in evidence and in the factor."""
     pairs: int
     """Those pairs that differ in evidence."""
 
 
-def splits(listed: Sequence[Machine]) -> list[Split]:
-    """Factors ranked: by the cases of the first machine that they would decide, then by how many differences from it
-    they go along with, then by how few values they need for it, as a fact that is different on every machine goes with
+def splits(listed: Sequence[ComputerSetting]) -> list[Split]:
+    """Factors ranked: by the cases of the first setting that they would decide, then by how many differences from it
+    they go along with, then by how few values they need for it, as a fact that is different everywhere goes with
     any difference; the host, which explains nothing, after its equals.
     """
-    seen = {machine.name: machine.evidence for machine in listed}
+    seen = {one.name: one.evidence for one in listed}
     cases = sorted(seen[listed[0].name]) if listed else []
     open_ = [case for case in cases if len({found[case] for found in seen.values() if case in found}) > 1]
-    names = sorted({name for machine in listed for name in machine.factors})
+    names = sorted({name for one in listed for name in one.factors})
     made = []
     for name in names:
-        # As in `differing`: a switch that a machine cannot read says nothing.
-        able = [machine for machine in listed if name in machine.factors or not name.startswith(SWITCH)]
-        values = {machine.name: repr(machine.factors.get(name)) for machine in able}
+        # As in `differing`: what a setting cannot tell says nothing.
+        able = [one for one in listed if name in one.factors or _differs(name, None, {})]
+        values = _values(name, able)
         if len(set(values.values())) < 2:
             continue
         decides = sum(_decided(case, seen, values) for case in open_)
         along, pairs = _along(name, listed, open_)
         if decides or along:
             made.append(Split(name, decides, len(open_), len(set(values.values())), along, pairs))
-    return sorted(made, key=lambda one: (-one.decides, -one.along, one.values, one.factor == "host", one.factor))
+    return sorted(made, key=lambda one: (-one.decides, -one.along, one.values, one.factor == HOST, one.factor))
 
 
-def _along(name: str, listed: Sequence[Machine], cases: Sequence[str]) -> tuple[int, int]:
-    """How many differences from the first machine the factor goes along with, and how many there are."""
+def _values(factor: str, listed: Sequence[ComputerSetting]) -> dict[str, str]:
+    """The factor's value by name of the setting, by the facts that all of them tell if there are any."""
+    told = [one.factors[factor] for one in listed if factor in one.factors]
+    shared = set[str]().union(*told).intersection(*told)
+    return {
+        one.name: repr(
+            [fact for fact in sorted(one.factors.get(factor, {}).items()) if fact[0] in shared or not shared]
+        )
+        for one in listed
+    }
+
+
+def _along(name: str, listed: Sequence[ComputerSetting], cases: Sequence[str]) -> tuple[int, int]:
+    """How many differences from the first setting the factor goes along with, and how many there are."""
     first = listed[0]
     numbers = {
         other.name: sum(case in other.evidence and other.evidence[case] != first.evidence[case] for case in cases)
@@ -311,153 +421,3 @@ def _decided(case: str, seen: Mapping[str, Mapping[str, str]], values: Mapping[s
         if case in found and name in values:
             by_value.setdefault(values[name], set()).add(found[case])
     return len(by_value) > 1 and all(len(digests) == 1 for digests in by_value.values())
-
-
-# Proven causes.
-
-
-PROVEN = "proven"
-IN_PART = "proven in part"
-NOT_THE_CAUSE = "not the cause"
-OTHER_BITS = "changes the bits, but not to these"
-OPEN = "not flipped yet"
-CANNOT = "cannot be flipped here"
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What flipping one factor did to the cases in which another machine differs from ours."""
-
-    factor: str
-    ours: str
-    theirs: str
-    word: str
-    followed: int
-    """Cases whose evidence became the other machine's when this factor alone was flipped."""
-    of: int
-    """Cases that differ, and that were run with this factor flipped."""
-    by: str
-    """Name of the machine that shows it: ours but for this factor. Empty if there is none."""
-    why: str
-    """Why it cannot be flipped. Empty otherwise."""
-
-
-def causes(ours: Machine, theirs: Machine, listed: Sequence[Machine]) -> list[Cause]:
-    """Each factor in which the two differ, and whether the bits follow it: first what is proven."""
-    first, second = ours.evidence, theirs.evidence
-    unlike = sorted(case for case in first.keys() & second.keys() if first[case] != second[case])
-    if not unlike:
-        return []
-    found = [_cause(factor, ours, theirs, listed, unlike) for factor in differing(ours, theirs)]
-    return sorted(found, key=lambda one: (-one.followed, _ORDER.index(one.word), one.factor))
-
-
-_ORDER = (PROVEN, IN_PART, OTHER_BITS, OPEN, CANNOT, NOT_THE_CAUSE)
-
-
-def _cause(factor: str, ours: Machine, theirs: Machine, listed: Sequence[Machine], unlike: Sequence[str]) -> Cause:
-    shown = (value(ours, factor, theirs), value(theirs, factor, ours))
-    first, second = ours.evidence, theirs.evidence
-    best: Cause | None = None
-    for machine in [theirs, *listed]:
-        if differing(ours, machine) != [factor] or factor in differing(machine, theirs):
-            continue
-        seen = machine.evidence
-        tried = [case for case in unlike if case in seen]
-        followed = sum(seen[case] == second[case] for case in tried)
-        stayed = sum(seen[case] == first[case] for case in tried)
-        if tried and (best is None or (followed, len(tried)) > (best.followed, best.of)):
-            best = Cause(factor, *shown, _word(followed, stayed, len(tried)), followed, len(tried), machine.name, "")
-    if best is not None:
-        return best
-    why = hindrance(factor, ours, theirs)
-    return Cause(factor, *shown, CANNOT if why else OPEN, 0, len(unlike), "", why)
-
-
-def _word(followed: int, stayed: int, tried: int) -> str:
-    if followed == tried:
-        return PROVEN
-    if followed:
-        return IN_PART
-    return NOT_THE_CAUSE if stayed == tried else OTHER_BITS
-
-
-# Flipping.
-
-FLIP = "flip-"
-"""How the environment of a counter-replay is called: it proves causes, and is no machine of its own."""
-
-MOST_THREADS = 1024
-_WORD = re.compile(r"(?=\W*\w)[\w.,:;=+-]{1,200}")
-_CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-"""What x86-64 processors can play, in this order: each can play those before its own."""
-
-
-@dataclass(frozen=True)
-class Flip:
-    """How to run ours with one factor as it is on another machine."""
-
-    factor: str
-    variables: Mapping[str, str]
-    threads: int | None
-    matmul_precision: str
-    sources: str
-    interpreter: bool
-    """True if it takes another interpreter, which somebody must give."""
-
-
-def hindrance(factor: str, ours: Machine, theirs: Machine) -> str:
-    """Why the factor cannot be flipped on this machine to what it is on the other. Empty if it can."""
-    if factor == CAPABILITY:
-        here, there = (one.factors.get(factor, {}).get("cpu.capability", "") for one in (ours, theirs))
-        if here not in _CAPABILITIES or there not in _CAPABILITIES:
-            return f"no processor is told to be {there} by a variable"
-        if _CAPABILITIES.index(there) > _CAPABILITIES.index(here):
-            return f"this processor, as it was run, has no {there}"
-        return ""
-    facts = theirs.factors.get(factor, {})
-    if factor == MKL or factor.startswith(VARIABLE):
-        return _not_to_be_set(facts)
-    if factor == THREADS:
-        told = facts.get("switches.threads", "")
-        return "" if told.isdecimal() and 0 < int(told[:9]) <= MOST_THREADS else "it does not tell how many it has"
-    if factor == PRECISION:
-        known = facts.get("switches.matmul_precision") in ("highest", "high", "medium")
-        return "" if known else "it tells no precision that torch has"
-    if factor in (INTERPRETER, SOURCES):
-        return ""
-    return "it is another computer" if factor in ("host", "processor", "GPU", "system") else "no setting changes it"
-
-
-def _not_to_be_set(facts: Mapping[str, str]) -> str:
-    """Facts come from strangers: what they say is set here only if it is one of the variables that are recorded, with
-    a value that is a word.
-    """
-    if not facts:
-        return "it is set here and not there: unset it and sweep again"
-    names = [name.partition(".")[2] for name in facts]
-    if not all(name in VARIABLES for name in names) or not all(_WORD.fullmatch(text) for text in facts.values()):
-        return "it is no variable that a calculation depends on, or has an odd value: set it yourself and sweep"
-    return ""
-
-
-def flips(ours: Machine, theirs: Machine, listed: Sequence[Machine]) -> list[Flip]:
-    """Settings that would tell more about why the two differ: one for each factor that can be flipped and was not."""
-    return [_flip(cause.factor, theirs) for cause in causes(ours, theirs, listed) if cause.word == OPEN]
-
-
-def _flip(factor: str, theirs: Machine) -> Flip:
-    facts = theirs.factors.get(factor, {})
-    variables: dict[str, str] = {}
-    if factor == CAPABILITY:
-        variables["ATEN_CPU_CAPABILITY"] = facts["cpu.capability"].lower()
-    elif factor == MKL or factor.startswith(VARIABLE):
-        variables = {name.partition(".")[2]: text for name, text in facts.items()}
-    return Flip(
-        factor=factor,
-        variables=variables,
-        threads=int(facts["switches.threads"]) if factor == THREADS else None,
-        matmul_precision=facts.get("switches.matmul_precision", "") if factor == PRECISION else "",
-        sources=facts.get("setting.sources", "original") if factor == SOURCES else "original",
-        interpreter=factor == INTERPRETER,
-    )

@@ -13,6 +13,7 @@ import shutil
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import AbstractSet as Set
 from typing import Any, Iterator, Mapping, Sequence
 
 from hydra.core.config_store import ConfigStore
@@ -195,7 +196,7 @@ class Config:
     capsule: str | None = None
     """File to write the chosen scenarios and their evidence to, to be run anywhere with torch."""
     prove: str | None = None
-    """A machine of the latest report, or all: flip what tells it from this one, one factor at a time."""
+    """A setting of the latest report, or all: flip what tells it from this one, one factor at a time."""
     outputs: str = "outputs"
     """Folder of all that a sweep writes."""
     series: dict[str, SeriesConfig] = field(default_factory=dict)
@@ -261,6 +262,34 @@ def plan(cfg: Config, catalogue: Catalogue) -> Plan:
         broken=tuple(entry for entry in chosen if entry.error is not None),
         absent=_absent(whole, devices, cfg),
     )
+
+
+def joined(plans: Sequence[Plan], cases: Set[str], repeats: int) -> Plan:
+    """One plan of several: their first replays of these cases (by digest), all of them `repeats` times in turn.
+
+    Raises ConfigError if there are none.
+    """
+    planned = [
+        (one, spec)
+        for one in plans
+        for spec in one.specs
+        if spec.setting.repeat == 0 and spec.question.case_digest() in cases
+    ]
+    if not planned:
+        raise ConfigError("no case is as it was: the scenario files have changed since; run `make run-all` again")
+    again = [(one, spec, _repeat(spec, number)) for number in range(repeats) for one, spec in planned]
+    return Plan(
+        specs=tuple(made for _, _, made in again),
+        missing={
+            made.digest(): one.missing[spec.digest()] for one, spec, made in again if spec.digest() in one.missing
+        },
+        broken=tuple(dict.fromkeys(entry for one in plans for entry in one.broken)),
+        absent="",
+    )
+
+
+def _repeat(spec: Spec, number: int) -> Spec:
+    return replace(spec, setting=replace(spec.setting, repeat=number))
 
 
 def everywhere(cfg: Config) -> Config:

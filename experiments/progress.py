@@ -57,9 +57,9 @@ class Bar:
         self._progress.update(self._task, completed=self._done)
 
     def judged(self, scenario: str, counts: dict[str, int]) -> None:
-        """All of a scenario is done; `counts` are replays by verdict."""
+        """All of a scenario is done; `counts` are replays by verdict, none if nobody judges."""
         self._wrong += counts.get("not as expected", 0)
         self._progress.update(self._task, wrong=self._wrong)
         shown = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         if not console.is_terminal:
-            say(f"{self._done}/{self._total} {scenario}: {shown}")
+            say(f"{self._done}/{self._total} {scenario}{': ' if shown else ''}{shown}")

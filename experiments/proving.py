@@ -1,28 +1,34 @@
-"""Counter-replays: run ours again with one factor flipped to what it is on another machine, and see what follows.
+"""Counter-replays: run what differs again, under our setting and with one factor flipped to what it is under another.
 
-Part of the Hydra app, so it knows the archive and the reports as `__main__` does.
+Control and flipped run are one sweep, so that nothing that is to be explained is its own witness. Part of the Hydra
+app, so it knows the archive and the reports as `__main__` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from experiments import classes
-from experiments.classes import Cause, Flip, Machine
+from experiments import causes
+from experiments.causes import Cause, Flip
+from experiments.classes import label
 from experiments.config import (
     Config,
     ConfigError,
     Device,
     EnvironmentConfig,
+    Isolation,
+    IsolationConfig,
     Pass,
     Precision,
     Sources,
     Suite,
 )
 from experiments.progress import say
-from experiments.record import Replay, replays
+from experiments.record import replays
 from reports import files
 from reports.across import Across, Pair
 from store.archive import Archive
@@ -30,28 +36,41 @@ from store.publisher import visible
 
 EVERY = "all"
 
+RunPair = Callable[[Config, Config, AbstractSet[str]], int]
+"""Runs one sweep of a control, a flip and the cases of these digests. Gives the exit status."""
 
-def prove(cfg: Config, run: Callable[[Config], int]) -> int:
-    """Flip what can be flipped of what tells the latest sweep from the machine `cfg.prove`, and report on that sweep.
 
-    `run` runs one sweep. Gives the exit status. Raises ConfigError if there is no such machine.
+@dataclass(frozen=True)
+class _Task:
+    """A flip, and what it is to explain."""
+
+    flip: Flip
+    pairs: list[Pair] = field(default_factory=list)
+
+
+def prove(cfg: Config, run: RunPair) -> int:
+    """Flip what can be flipped of what tells the latest sweep from the setting `cfg.prove`, and report on that sweep.
+
+    Gives the exit status. Raises ConfigError if there is no such setting.
     """
     with Archive.open(cfg.archive.url, Path(cfg.archive.blobs), create=False) as archive:
         sweep = files.latest(archive)
         found = _across(archive, sweep)
         chosen = _chosen(cfg, found)
-        for number, flip in enumerate(listed := list(_flips(found, chosen)), 1):
-            if flip.interpreter and not cfg.environment.python:
-                say(f"{flip.factor}: not flipped: give another interpreter with PYTHON=/path/to/python")
+        tasks = _tasks(found, chosen)
+        for number, task in enumerate(tasks, 1):
+            if task.flip.interpreter and not cfg.environment.python:
+                say(f"{label(task.flip.factor)}: not flipped: give another interpreter with PYTHON=/path/to/python")
                 continue
-            say(f"flip {number} of {len(listed)}: {visible(_said(flip))}")
-            if run(_flipped(cfg, found, chosen, flip)) == 130:
+            say(f"counter-replay {number} of {len(tasks)}: {visible(_described(task))}")
+            began = time.monotonic()
+            if _run(cfg, task, run) == 130:
                 return 130
-        made = files.report(archive, sweep, sweep)
-        print(f"report: {files.keep(made, Path(cfg.outputs) / 'reports', sweep)}")
-        assert made.across is not None, "what has run once has not unrun"
-        for name in chosen:
-            _tell(name, made.across.causes.get(name, ()))
+            say(f"took {time.monotonic() - began:.0f} s")
+        if tasks and not cfg.dry_run:
+            found = _reported(cfg, archive, sweep)
+    for name in chosen:
+        _tell(name, found.causes.get(name, ()))
     return 0
 
 
@@ -64,73 +83,105 @@ def _across(archive: Archive, sweep: str) -> Across:
 
 
 def _chosen(cfg: Config, found: Across) -> list[str]:
-    """Names of the machines that are to be explained: those whose evidence is not ours."""
-    names = [machine.name for machine in found.others]
+    """Names of the settings that are to be explained: those whose evidence is not ours."""
+    names = [one.name for one in found.others]
     if cfg.prove == EVERY:
         return [name for name in names if found.causes.get(name)]
     if cfg.prove not in names:
-        known = ", ".join([*names, EVERY]) or "none: nobody else has run what the latest sweep asked"
-        raise ConfigError(f"prove={cfg.prove}: there is no such machine; known are {visible(known)}")
+        known = ", ".join([*names, EVERY]) if names else "none: what the latest sweep asked was run nowhere else"
+        raise ConfigError(f"prove={cfg.prove}: there is no such setting; known are {visible(known)}")
     return [cfg.prove]
 
 
-def _flips(found: Across, chosen: Sequence[str]) -> Iterator[Flip]:
-    """What is to be flipped, each once."""
-    seen: list[Flip] = []
-    for machine in found.others:
-        if machine.name in chosen:
-            for flip in classes.flips(found.here, machine, found.known):
-                if flip not in seen:
-                    seen.append(flip)
-                    yield flip
+def _tasks(found: Across, chosen: Sequence[str]) -> list[_Task]:
+    """What is to be flipped, each once, with all that it may explain."""
+    tasks: list[_Task] = []
+    for other in found.others:
+        if other.name not in chosen:
+            continue
+        cases = causes.differing_cases(found.here, other)
+        differing = [pair for pair in found.by_setting[other.name] if pair.ours.spec.question.case_digest() in cases]
+        for flip in causes.flips(found.here, other, found.counter_replays):
+            task = next((one for one in tasks if one.flip == flip), None)
+            if task is None:
+                tasks.append(task := _Task(flip))
+            task.pairs.extend(differing)
+    return tasks
 
 
-def _said(flip: Flip) -> str:
-    if flip.variables:
-        return f"{flip.factor} ({', '.join(f'{name}={value}' for name, value in sorted(flip.variables.items()))})"
-    return f"{flip.factor} ({flip.threads or flip.matmul_precision or flip.sources})"
-
-
-def _flipped(cfg: Config, found: Across, chosen: Sequence[str], flip: Flip) -> Config:
-    """A sweep of the cases that differ, as ours ran but for the flip."""
-    pairs = [pair for pair in found.pairs if pair.machine in chosen and pair.compared and pair.agreement.rank > 1]
-    ours = _ours(found.here, pairs)
-    setting = ours.spec.setting
-    environment = EnvironmentConfig(
-        name=f"{classes.FLIP}{flip.factor.replace(' ', '-')}",
-        python=cfg.environment.python if flip.interpreter else setting.interpreter,
-        variables={**setting.variables, **flip.variables},
-        threads=setting.threads if flip.threads is None else flip.threads,
-        matmul_precision=Precision(flip.matmul_precision or setting.matmul_precision),
-        sources=Sources(flip.sources),
+def _described(task: _Task) -> str:
+    flip, cases = task.flip, len({pair.ours.spec.question.case_digest() for pair in task.pairs})
+    variables = ", ".join(f"{name}={value}" for name, value in sorted(flip.variables.items()))
+    to = variables or flip.threads or flip.matmul_precision or flip.sources or "PYTHON"
+    return (
+        f"{label(flip.factor)} ({to}): {cases} {'case differs' if cases == 1 else 'cases differ'}, each run "
+        f"{causes.REPEATS} times as here and {causes.REPEATS} times flipped"
     )
+
+
+def _run(cfg: Config, task: _Task, run: RunPair) -> int:
+    control = _as_here(cfg, task)
+    cases = {pair.ours.spec.question.case_digest() for pair in task.pairs}
+    return run(control, replace(control, environment=_flipped(cfg, control.environment, task.flip)), cases)
+
+
+def _as_here(cfg: Config, task: _Task) -> Config:
+    """A sweep of what differs, as ours ran."""
+    ours = task.pairs[0].ours
+    setting, settings = ours.spec.setting, [pair.ours.spec.setting for pair in task.pairs]
+    environment = EnvironmentConfig(
+        name=causes.environment(causes.CONTROL, task.flip.factor),
+        python=setting.interpreter,
+        variables=dict(setting.variables),
+        threads=setting.threads,
+        matmul_precision=Precision(setting.matmul_precision),
+        sources=Sources(setting.sources),
+    )
+    forked = any(one.isolation == "forked" for one in settings)
     return replace(
         cfg,
         prove=None,
         capsule=None,
-        scenarios=sorted({pair.scenario for pair in pairs}),
-        cases=sorted({pair.label for pair in pairs if pair.ours.spec.mark.role != "reference"}) or ["*"],
+        scenarios=sorted({pair.scenario for pair in task.pairs}),
+        cases=["*"],
         suite=Suite.full,
-        devices=[Device(name) for name in sorted({pair.ours.spec.question.device for pair in pairs})],
-        passes=[one for one in Pass if any(one.value in pair.ours.records for pair in pairs)],
+        devices=[Device(name) for name in sorted({pair.ours.spec.question.device for pair in task.pairs})],
+        passes=[one for one in Pass if any(one.value in pair.ours.records for pair in task.pairs)],
         replays=1,
         seed=ours.spec.question.seed,
         hash_seed=setting.hash_seed,
         report=False,
+        isolation=IsolationConfig(Isolation.forked if forked else Isolation.fresh),
         environment=environment,
         tracking=replace(cfg.tracking, enabled=False),
     )
 
 
-def _ours(here: Machine, pairs: Sequence[Pair]) -> Replay:
-    return pairs[0].ours if pairs else here.replays[0]
+def _flipped(cfg: Config, control: EnvironmentConfig, flip: Flip) -> EnvironmentConfig:
+    """The control's environment but for the flip."""
+    return replace(
+        control,
+        name=causes.environment(causes.FLIP, flip.factor),
+        python=cfg.environment.python if flip.interpreter else control.python,
+        variables={**control.variables, **flip.variables},
+        threads=control.threads if flip.threads is None else flip.threads,
+        matmul_precision=Precision(flip.matmul_precision) if flip.matmul_precision else control.matmul_precision,
+        sources=Sources(flip.sources) if flip.sources else control.sources,
+    )
 
 
-def _tell(name: str, causes: Sequence[Cause]) -> None:
+def _reported(cfg: Config, archive: Archive, sweep: str) -> Across:
+    """Write the report on the sweep again; gives what it knows now."""
+    made = files.report(archive, sweep, sweep)
+    print(f"report: {files.keep(made, Path(cfg.outputs) / 'reports', sweep)}")
+    assert made.across is not None, "what has run once has not unrun"
+    return made.across
+
+
+def _tell(name: str, found: Sequence[Cause]) -> None:
     """What came of it, a line for each factor."""
-    print(f"why the bits of {visible(name)} differ from those here:" if causes else f"{visible(name)}: no bits differ")
-    for one in causes:
-        followed = f"{one.followed} of {one.of} cases followed" if one.by else one.why or "needs another interpreter"
-        print(
-            f"  {one.factor}: {one.word} ({visible(one.ours)} here, {visible(one.theirs)} there; {visible(followed)})"
-        )
+    print(f"why the bits of {visible(name)} differ from those here:" if found else f"{visible(name)}: no bits differ")
+    for one in found:
+        followed = f"{one.followed} of {one.of} cases followed" if one.by else one.why
+        shown = "; ".join(visible(text) for text in (f"{one.ours} here, {one.theirs} there", followed) if text)
+        print(f"  {label(one.factor)}: {one.words} ({shown})")

@@ -1,6 +1,6 @@
 """Evidence reports from the archive.
 
-python -m reports [write] [--sweep ID] [--to FOLDER] [--alone] [--junit FILE] [--github-summary] [--gate [MACHINE]]
+python -m reports [write] [--sweep ID] [--to FOLDER] [--alone] [--junit FILE] [--github-summary] [--gate [SETTING]]
 python -m reports claims [--json] [--sweep ID | --all]
 python -m reports publish [--sweep ID] [--name NAME]
 """
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT_REPORTS = ROOT / "reports" / "evidence"
 KEPT_RECORDS = ROOT / "store" / "published"
 UNPUBLISHED = ("here", "archive")
-"""Origins of machines that nobody has published."""
+"""Origins of settings that nobody has published."""
 GATE_SHOWN = 3
 
 
@@ -75,10 +75,10 @@ def _parser() -> argparse.ArgumentParser:
 
 WRITE_EXAMPLES = """\
 examples:
-  python -m reports                                     the latest sweep, beside other machines
-  python -m reports --alone                             and no other machine
+  python -m reports                                     the latest sweep, beside other settings
+  python -m reports --alone                             and no other setting
   python -m reports --junit outputs/junit.xml --gate    for a job that shall fail if something differs
-  python -m reports --gate linux-avx2                   held against that machine alone
+  python -m reports --gate linux-avx2                   held against that setting alone
   python -m reports --github-summary                    in GitHub Actions
 
 exit status: 0 written, 1 written and something differs (--gate only), 2 could not. Whether verdicts are as expected
@@ -96,7 +96,7 @@ def _add_write(commands: Any, where: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     write.add_argument("--to", default="outputs/reports", help="folder (default: %(default)s)")
-    write.add_argument("--alone", action="store_true", help="look at no other machine")
+    write.add_argument("--alone", action="store_true", help="look at no other setting and computer")
     write.add_argument("--junit", type=Path, metavar="FILE", help="also write verdicts and agreement as JUnit XML")
     write.add_argument(
         "--github-summary", action="store_true", help=f"also append a summary to the file that {summary.VARIABLE} names"
@@ -105,9 +105,9 @@ def _add_write(commands: Any, where: argparse.ArgumentParser) -> None:
         "--gate",
         nargs="?",
         const="",
-        metavar="MACHINE",
-        help="exit with 1 if a case differs beyond rounding from what was published: from any machine of a published "
-        "bundle, or from MACHINE, by its name in the report",
+        metavar="SETTING",
+        help="exit with 1 if a case differs beyond rounding from what was published: from any setting of a published "
+        "bundle, or from SETTING, by its name in the report",
     )
     write.set_defaults(run=_write)
 
@@ -116,7 +116,7 @@ def _write(archive: Archive, options: argparse.Namespace) -> int:
     """The report first: what is asked for beside it may fail, and then it is there to look at."""
     page = _summary_file() if options.github_summary else None
     if options.alone and options.gate is not None:
-        raise ReportError("--alone looks at no other machine, so --gate has nothing to hold it against: give one")
+        raise ReportError("--alone looks at no other setting, so --gate has nothing to hold it against: give one")
     sweep, folder = options.sweep or files.latest(archive), Path(options.to)
     made = files.report(archive, sweep, sweep, None if options.alone else files.PUBLISHED)
     path = files.keep(made, folder, sweep)
@@ -154,13 +154,13 @@ def _summarize(page: Path, sections: Sequence[Sequence[str]]) -> None:
 
 
 def _gate(found: Across | None, name: str) -> int:
-    """1 if a case differs beyond rounding from a published machine, or from the one of that name; else 0. Raises
-    ReportError if there is no such machine, or no case was compared with it.
+    """1 if a case differs beyond rounding from a published setting, or from the one of that name; else 0. Raises
+    ReportError if there is no such setting, or no case was compared with it.
     """
     pairs = [pair for pair in _held_against(found, name) if pair.compared and pair.agreement.rank < CANNOT]
     if not pairs:
         raise ReportError(
-            f"--gate: no case was compared with {name or 'a published machine'}, so there is nothing to hold it "
+            f"--gate: no case was compared with {name or 'a published setting'}, so there is nothing to hold it "
             f"against: run what was published, or publish this sweep with `make publish`"
         )
     differing = [pair for pair in pairs if pair.differs]
@@ -177,14 +177,14 @@ def _held_against(found: Across | None, name: str) -> list[Pair]:
     if name and name not in published:
         known = ", ".join(visible(one) for one in published) or "none"
         raise ReportError(
-            f"--gate {name}: no published machine that has run something of this sweep is called so. Published: {known}"
+            f"--gate {name}: no published setting that has run something of this sweep is called so. Published: {known}"
         )
-    return [pair for pair in (found.pairs if found else ()) if pair.machine in ([name] if name else published)]
+    return [pair for pair in (found.pairs if found else ()) if pair.setting in ([name] if name else published)]
 
 
 def _said(pair: Pair) -> str:
     why = pair.agreement.first or pair.agreement.rule
-    return visible(f"{pair.machine}: {pair.scenario} {pair.label}: {pair.agreement.word}: {why}")
+    return visible(f"{pair.setting}: {pair.scenario} {pair.label}: {pair.agreement.word}: {why}")
 
 
 def _claims(archive: Archive, options: argparse.Namespace) -> int:

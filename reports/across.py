@@ -1,26 +1,30 @@
-"""What there is to say about one sweep beside other machines, as values: no file is read, nothing is rendered here."""
+"""What there is to say about one sweep beside other settings and computers, as values.
+
+No file is read, nothing is rendered here.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
-from typing import Any, Container, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from experiments.agreement import Agreement, Fetch, Noise, limits, noise, rank, steps
+from experiments.causes import Cause, CounterReplay, causes, counter_replay, is_counter_replay
 from experiments.classes import (
     CAPABILITY,
-    FLIP,
+    GPU,
+    HOST,
     INTERPRETER,
     THREADS,
-    Cause,
     Class,
-    Machine,
+    ComputerSetting,
     Split,
-    causes,
     classes,
-    machines,
+    computer_settings,
+    differing,
     splits,
 )
 from experiments.record import Replay, canonical
@@ -38,7 +42,7 @@ class Origin:
     """Replays from one place: a sweep, the rest of the archive, a bundle."""
 
     name: str
-    """``here``, ``archive``, or the name of a bundle."""
+    """``here``, ``archive``, the name of a bundle, or the id of a counter-replay's sweep."""
     replays: tuple[Replay, ...]
     facts: Mapping[str, Mapping[str, Any]]
     """Machine documents by digest."""
@@ -46,9 +50,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Pair:
-    """One case here and on another machine."""
+    """One case here and under another setting."""
 
-    machine: str
+    setting: str
+    """Name of the other setting."""
     ours: Replay
     theirs: Replay | None
     """None if it was not run there."""
@@ -75,9 +80,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Distances:
-    """Gradients of one pair of machines, element by element, in units in the last place of their own dtype."""
+    """Gradients under another setting and ours, element by element, in units in the last place of their own dtype."""
 
-    machine: str
+    setting: str
+    """Name of the other setting."""
     counts: tuple[int, ...]
     """Elements by bin, as in `BINS`."""
     largest: int
@@ -102,28 +108,44 @@ BIN_NAMES = (*(name for _, name in BINS), "more")
 
 @dataclass(frozen=True)
 class Across:
-    """One sweep beside other machines."""
+    """One sweep beside other settings, of this computer and of others."""
 
-    here: Machine
-    others: tuple[Machine, ...]
-    known: tuple[Machine, ...]
-    """The others, and those that only a counter-replay has made, which prove causes."""
+    here: ComputerSetting
+    others: tuple[ComputerSetting, ...]
+    """Those of this computer first; computer by computer."""
+    counter_replays: tuple[CounterReplay, ...]
+    """What proves causes: no settings to compare with."""
     pairs: tuple[Pair, ...]
     classes: tuple[Class, ...]
     splits: tuple[Split, ...]
     causes: Mapping[str, tuple[Cause, ...]]
-    """By name of the other machine."""
+    """By name of the other setting."""
     distances: tuple[Distances, ...]
     reported: tuple[Reported, ...]
     planned: int
     """Cases that the sweep set out to run."""
 
     @cached_property
-    def by_machine(self) -> dict[str, list[Pair]]:
-        found: dict[str, list[Pair]] = {machine.name: [] for machine in self.others}
+    def by_setting(self) -> dict[str, list[Pair]]:
+        found: dict[str, list[Pair]] = {one.name: [] for one in self.others}
         for pair in self.pairs:
-            found[pair.machine].append(pair)
+            found[pair.setting].append(pair)
         return found
+
+    @cached_property
+    def computers(self) -> tuple[str, ...]:
+        """Host identities, this computer's first. Empty for those that do not tell one."""
+        return tuple(dict.fromkeys(one.computer for one in (self.here, *self.others)))
+
+    def same_host(self, one: ComputerSetting) -> bool:
+        """Whether it has the host identity of this computer, which a copy of its image would have too."""
+        return bool(one.computer) and one.computer == self.here.computer
+
+    def host(self, one: ComputerSetting) -> str:
+        """What the host identity of a setting says, in words."""
+        if not one.computer:
+            return "host identity not told"
+        return "same host identity as here" if self.same_host(one) else "another host identity"
 
     @property
     def differing(self) -> list[Pair]:
@@ -140,87 +162,101 @@ def is_ruler(replay: Replay) -> bool:
 
 
 def across(
-    sweep: Origin, others: Sequence[Origin], fetch: Fetch, reported: Sequence[Reported], planned: int
+    sweep: Origin,
+    others: Sequence[Origin],
+    fetch: Fetch,
+    reported: Sequence[Reported],
+    planned: int,
+    counter: Sequence[Origin] = (),
 ) -> Across | None:
-    """The sweep's machine beside those of the other origins. None if the sweep has run nothing."""
-    own = machines(sweep.replays, sweep.facts)
+    """The sweep beside the settings of the other origins. None if the sweep has run nothing.
+
+    `counter` are the sweeps of counter-replays that were run here, oldest first: nothing else proves a cause.
+    """
+    own = computer_settings(sweep.replays, sweep.facts)
     if not own:
         return None
-    key = max(own, key=lambda one: len(own[one][1]))
-    here = Machine("here", "here", own[key][0], tuple(own[key][1]))
+    here = replace(max(own, key=lambda one: len(one.replays)), name="here", origin="here")
     asked = {replay.spec.question.case_digest() for replay in here.replays}
-    known = list(_others(here, key, others, asked))
-    listed = [machine for machine in known if not _is_flip(machine)]
+    listed = _others(here, others, asked)
+    shown = [counter_replay(one.name, one.replays, one.facts) for one in counter]
+    proofs = tuple(one for one in shown if one is not None)
     ours = _Measured(here, fetch)
-    pairs = tuple(pair for machine in listed for pair in _pairs(here, ours, machine, fetch))
+    pairs = tuple(pair for one in listed for pair in _pairs(here, ours, one, fetch))
     whole = [here, *listed]
     return Across(
         here=here,
-        others=tuple(listed),
-        known=tuple(known),
+        others=listed,
+        counter_replays=proofs,
         pairs=pairs,
         classes=tuple(classes(whole)),
         splits=tuple(splits(whole)),
-        causes={machine.name: tuple(causes(here, machine, known)) for machine in listed},
-        distances=tuple(distances(machine.name, pairs, fetch) for machine in listed),
+        causes={one.name: tuple(causes(here, one, proofs)) for one in listed},
+        distances=tuple(distances(one.name, pairs, fetch) for one in listed),
         reported=tuple(reported),
         planned=planned,
     )
 
 
-def _is_flip(machine: Machine) -> bool:
-    return all(replay.spec.setting.environment.startswith(FLIP) for replay in machine.replays)
-
-
-def _others(here: Machine, key: tuple[str, str], others: Sequence[Origin], asked: set[str]) -> Iterator[Machine]:
-    """Machines that have run something of what is asked here, each under a name of its own. What the archive has of
-    this very machine is its own past, and no other machine.
+def _others(here: ComputerSetting, others: Sequence[Origin], asked: set[str]) -> tuple[ComputerSetting, ...]:
+    """Settings under which something of what is asked here was run, each under a name of its own. What the archive has
+    of this very setting is its own past, and no other; a counter-replay is there to prove causes.
     """
-    taken = {here.name}
-    for origin in others:
-        for own, (factors, replays) in sorted(machines(origin.replays, origin.facts).items()):
-            mine = origin.name == "archive" and own == key
-            if mine or not any(replay.spec.question.case_digest() in asked for replay in replays):
-                continue
-            name = _free(_name(own[0], factors, here), taken)
-            taken.add(name)
-            yield Machine(name, origin.name, factors, tuple(replays))
+    found = [
+        replace(one, name=_name(one, here), origin=origin.name)
+        for origin in others
+        for one in computer_settings(origin.replays, origin.facts)
+        if any(replay.spec.question.case_digest() in asked for replay in one.replays)
+        and not is_counter_replay(one.environment)
+        and not (origin.name == "archive" and _is_past(one, here))
+    ]
+    order = list(dict.fromkeys([here.computer, *(one.computer for one in found)]))
+    return tuple(_numbered(sorted(found, key=lambda one: order.index(one.computer)), here.name))
 
 
-def _free(name: str, taken: Container[str]) -> str:
-    """The name, numbered if another machine has it."""
-    return next(one for one in chain([name], (f"{name}-{number}" for number in count(2))) if one not in taken)
+def _is_past(one: ComputerSetting, here: ComputerSetting) -> bool:
+    return one.environment == here.environment and not differing(one, here)
 
 
-def _name(environment: str, factors: Mapping[str, Mapping[str, str]], here: Machine) -> str:
-    """The environment, and what a reader tells machines apart by where that does not say it."""
-    other = Machine("", "", factors, ())
-    parts = [environment]
-    if _fact(other, INTERPRETER, "torch.version") != _fact(here, INTERPRETER, "torch.version"):
-        parts.append(f"torch-{_fact(other, INTERPRETER, 'torch.version').partition('+')[0]}")
-    if environment in ("default", "capsule", "interpreter"):
+def _numbered(listed: Sequence[ComputerSetting], here: str) -> Iterator[ComputerSetting]:
+    """Each under its name, numbered if another has it."""
+    taken = {here}
+    for one in listed:
+        name = next(
+            name for name in chain([one.name], (f"{one.name}-{number}" for number in count(2))) if name not in taken
+        )
+        taken.add(name)
+        yield replace(one, name=name)
+
+
+def _name(one: ComputerSetting, here: ComputerSetting) -> str:
+    """The environment, and what a reader tells settings apart by where that does not say it."""
+    parts = [one.environment]
+    if _fact(one, INTERPRETER, "torch.version") != _fact(here, INTERPRETER, "torch.version"):
+        parts.append(f"torch-{_fact(one, INTERPRETER, 'torch.version').partition('+')[0]}")
+    if one.environment in ("default", "capsule", "interpreter"):
         for factor, fact in ((CAPABILITY, "cpu.capability"), (THREADS, "switches.threads")):
-            if _fact(other, factor, fact) != _fact(here, factor, fact):
-                parts.append(f"{fact.rpartition('.')[2]}-{_fact(other, factor, fact)}".lower())
-    if "gpu.name" in other.factors.get("GPU", {}):
+            if _fact(one, factor, fact) != _fact(here, factor, fact):
+                parts.append(f"{fact.rpartition('.')[2]}-{_fact(one, factor, fact)}".lower())
+    if "gpu.name" in one.factors.get(GPU, {}):
         parts.append("cuda")
-    if _fact(other, "host", "host") != _fact(here, "host", "host"):
-        parts.append(_fact(other, "host", "host")[:4])
+    if _fact(one, HOST, "host") != _fact(here, HOST, "host"):
+        parts.append(_fact(one, HOST, "host")[:4])
     return "-".join(part.replace(" ", "_") for part in parts)
 
 
-def _fact(machine: Machine, factor: str, name: str) -> str:
-    return machine.factors.get(factor, {}).get(name, "")
+def _fact(one: ComputerSetting, factor: str, name: str) -> str:
+    return one.factors.get(factor, {}).get(name, "")
 
 
 class _Measured:
-    """What the replays of a machine show of rounding, by case: measured when it is first asked for."""
+    """What the replays under a setting show of rounding, by case: measured when it is first asked for."""
 
-    def __init__(self, machine: Machine, fetch: Fetch) -> None:
+    def __init__(self, one: ComputerSetting, fetch: Fetch) -> None:
         self._fetch, self._found = fetch, dict[str, Noise]()
-        self._replays = machine.by_case
-        every = dict(zip(map(id, machine.replays), contexts(machine.replays, fetch)))
-        self._contexts = {case: every[id(replay)] for case, replay in machine.by_case.items()}
+        self._replays = one.by_case
+        every = dict(zip(map(id, one.replays), contexts(one.replays, fetch)))
+        self._contexts = {case: every[id(replay)] for case, replay in one.by_case.items()}
 
     def noise(self, case: str) -> Noise:
         if case not in self._found:
@@ -229,7 +265,7 @@ class _Measured:
         return self._found[case]
 
 
-def _pairs(here: Machine, ours: _Measured, other: Machine, fetch: Fetch) -> Iterator[Pair]:
+def _pairs(here: ComputerSetting, ours: _Measured, other: ComputerSetting, fetch: Fetch) -> Iterator[Pair]:
     theirs = _Measured(other, fetch)
     for case, replay in here.by_case.items():
         if is_ruler(replay):
@@ -244,7 +280,7 @@ def _pairs(here: Machine, ours: _Measured, other: Machine, fetch: Fetch) -> Iter
         yield Pair(other.name, replay, found, agreement)
 
 
-def _absent(replay: Replay, other: Machine) -> str:
+def _absent(replay: Replay, other: ComputerSetting) -> str:
     """Why a case is not there."""
     question = replay.spec.question
     asked = [one.spec.question for one in other.replays]
@@ -256,12 +292,12 @@ def _absent(replay: Replay, other: Machine) -> str:
     return "the case was not run there"
 
 
-def distances(machine: str, pairs: Sequence[Pair], fetch: Fetch) -> Distances:
-    """How far the gradients of a machine are from ours, and of how many cases that says nothing."""
+def distances(setting: str, pairs: Sequence[Pair], fetch: Fetch) -> Distances:
+    """How far the gradients under a setting are from ours, and of how many cases that says nothing."""
     counts, tensors = Counter[int](), 0
     largest, used, left = 0, 0, list[Pair]()
     for pair in pairs:
-        if pair.machine != machine or not pair.compared:
+        if pair.setting != setting or not pair.compared:
             continue
         found = list(_gradients(pair, fetch)) if pair.agreement.rank <= 4 else []
         if not found:
@@ -271,7 +307,7 @@ def distances(machine: str, pairs: Sequence[Pair], fetch: Fetch) -> Distances:
         largest = max(largest, *(max(many, default=0) for many in found))
         counts.update(_bin(number) for many in found for number in many)
     by_bin = tuple(counts[at] for at in range(len(BIN_NAMES)))
-    return Distances(machine, by_bin, largest, tensors, used, len(left), sum(pair.differs for pair in left))
+    return Distances(setting, by_bin, largest, tensors, used, len(left), sum(pair.differs for pair in left))
 
 
 def _bin(number: int) -> int:
@@ -297,19 +333,24 @@ def as_json(found: Across) -> str:
     """Every pair with the rule that decided it, and the classes: canonical JSON."""
     return canonical(
         {
-            "machines": [
-                {"name": one.name, "origin": one.origin, "factors": {k: dict(v) for k, v in one.factors.items()}}
-                for one in (found.here, *found.others)
-            ],
+            "settings": [_setting(one) for one in (found.here, *found.others)],
             "pairs": [_pair(pair) for pair in found.pairs],
             "classes": [[member.name for member in one.members] for one in found.classes],
             "splits": [[one.factor, one.decides, one.of, one.values, one.along, one.pairs] for one in found.splits],
             "causes": {
-                name: [[one.factor, one.ours, one.theirs, one.word, one.followed, one.of, one.by] for one in listed]
+                name: [
+                    [one.factor, one.ours, one.theirs, one.alone, one.word, one.followed, one.tried, one.of, one.by]
+                    for one in listed
+                ]
                 for name, listed in found.causes.items()
             },
         }
     )
+
+
+def _setting(one: ComputerSetting) -> dict[str, Any]:
+    factors = {factor: dict(facts) for factor, facts in one.factors.items()}
+    return {"name": one.name, "computer": one.computer, "origin": one.origin, "factors": factors}
 
 
 def _largest(agreement: Agreement) -> dict[str, Any] | None:
@@ -323,7 +364,7 @@ def _largest(agreement: Agreement) -> dict[str, Any] | None:
 
 def _pair(pair: Pair) -> dict[str, Any]:
     return {
-        "machine": pair.machine,
+        "setting": pair.setting,
         "scenario": pair.scenario,
         "case": pair.label,
         "device": pair.ours.spec.question.device,

@@ -1,4 +1,4 @@
-"""A sweep beside other machines, as markdown. Pure: same values, same bytes."""
+"""A sweep beside other settings and computers, as markdown. Pure: same values, same bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Iterator, Sequence
 
 from experiments.agreement import RANKS
-from experiments.classes import PROVEN, Cause, Machine, differing, value
+from experiments.causes import PROVEN, REPEATS, Cause
+from experiments.classes import Class, ComputerSetting, differing, label, value
 from experiments.record import Replay
 from reports.across import BIN_NAMES, CANNOT, Across, Pair, is_ruler
 from reports.pieces import count, folded, prose, table
@@ -18,55 +19,91 @@ SHOWN = 40
 
 
 def page(found: Across, image: str = "") -> list[list[str]]:
-    """The sections of the report on other machines; `image` is the file name of the figure."""
+    """The sections of the report on other settings; `image` is the file name of the figure."""
     if not found.others and not found.reported:
         return []
     parts = (_where(found), funnel(found), _causes(found), _matrix(found), _differences(found, image))
     return [part for part in (*parts, _not_compared(found)) if part]
 
 
-# Where this machine falls.
+# Where this setting falls.
 
 
 def _where(found: Across) -> list[str]:
-    lines = ["## This machine among others", "", placed(found), ""]
-    rows = [_machine_row(machine, found) for machine in (found.here, *found.others)]
-    lines += table(("machine", "from", "torch", "CPU capability", "threads", "host", "cases", "class"), rows)
-    lines += ["", *_classes(found)]
+    lines = ["## This setting among others", "", placed(found), ""]
+    rows = [_setting_row(one, found) for one in (found.here, *found.others)]
+    head = ("setting", "computer", "from", "torch", "CPU capability", "threads", "cases", "class")
+    lines += [*table(head, rows), "", *_computers(found), *_classes(found)]
     return [*lines, *_equal_everywhere(found)]
 
 
 def placed(found: Across) -> str:
-    """In one sentence."""
+    """In one sentence or two."""
+    if not found.others:
+        return "Nothing that was asked here was run under another setting: there is nothing to compare with."
     own = next((one for one in found.classes if found.here in one.members), None)
-    with_ = [member.name for member in (own.members if own else ()) if member is not found.here]
-    alike = f"has exactly the evidence of {_names(with_)}" if with_ else "has the evidence of no other machine"
+    with_ = [member for member in (own.members if own else ()) if member is not found.here]
+    alike = f"has exactly the evidence of {_counted_by_computer(with_, found)}" if with_ else "has evidence of its own"
     most = Counter(pair.agreement.word for pair in found.pairs if pair.compared)
     shown = ", ".join(f"{most[word]} {word}" for word in RANKS.values() if most[word])
-    if not found.others:
-        return "No other machine has run what was asked here: there is nothing to compare with."
     return (
-        f"This machine {alike}, in all cases that they share. Over all pairs with another machine: {shown or 'none'}."
+        f"This setting of this computer {alike}, in all cases that they share. "
+        f"Over all pairs of a case here and under another setting: {shown or 'none'}."
     )
+
+
+def _counted_by_computer(listed: Sequence[ComputerSetting], found: Across) -> str:
+    """Settings counted computer by computer: those of one computer do not confirm each other."""
+    inside = [one.name for one in listed if found.same_host(one)]
+    outside = [one for one in listed if not found.same_host(one)]
+    parts = []
+    if inside:
+        said = count(len(inside), "other setting", "other settings")
+        parts.append(f"{said} with the host identity of this computer ({_names(inside)})")
+    if outside:
+        said = count(len(outside), "setting", "settings")
+        computers = count(len({one.computer for one in outside}), "other computer", "other computers")
+        parts.append(f"{said} of {computers} ({_names([one.name for one in outside])})")
+    return " and ".join(parts)
 
 
 def _names(names: Sequence[str]) -> str:
     return ", ".join(code(name) for name in names)
 
 
-def _machine_row(machine: Machine, found: Across) -> list[str]:
-    facts = {name: text for many in machine.factors.values() for name, text in many.items()}
-    number = next((at for at, one in enumerate(found.classes, 1) if machine in one.members), None)
-    same_host = machine.factors.get("host") == found.here.factors.get("host")
+def _setting_row(one: ComputerSetting, found: Across) -> list[str]:
+    facts = {name: text for many in one.factors.values() for name, text in many.items()}
+    number = next((at for at, each in enumerate(found.classes, 1) if one in each.members), None)
     return [
-        code(machine.name),
-        prose(machine.origin),
+        code(one.name),
+        _computer(one, found),
+        prose(one.origin),
         code(facts.get("torch.version", "")),
         code(facts.get("cpu.capability", "")),
         prose(facts.get("switches.threads", "")),
-        "this one" if same_host else "another",
-        str(sum(not is_ruler(replay) for replay in machine.by_case.values())),
+        str(sum(not is_ruler(replay) for replay in one.by_case.values())),
         "" if number is None else str(number),
+    ]
+
+
+def _computer(one: ComputerSetting, found: Across) -> str:
+    return str(found.computers.index(one.computer) + 1) if one.computer else "not told"
+
+
+def _computers(found: Across) -> list[str]:
+    """What a computer and its number mean, once for all tables."""
+    whole = (found.here, *found.others)
+    counted = [
+        f"{at} has {count(sum(one.computer == name for one in whole), 'setting', 'settings')}"
+        for at, name in enumerate(found.computers, 1)
+        if name
+    ]
+    first = "Computer 1 is the host identity of this one: a copy of its image would have it too. "
+    return [
+        "A setting is how the processes of a computer ran. Computers are told apart and numbered by host identity, a "
+        "digest of node name and machine id, which is all that their records know of it. "
+        f"{first if found.here.computer else ''}Computer {', '.join(counted) or 'none is told'}.",
+        "",
     ]
 
 
@@ -83,18 +120,27 @@ def _classes(found: Across) -> list[str]:
                 str(number) + (" (outlier)" if alone else ""),
                 code(one.representative.name),
                 _names([member.name for member in one.members]),
+                _spanned(one),
                 _first(one.members, found),
             ]
         )
-    head = ("class", "representative", "members", "first difference from this machine")
-    said = "Machines of one class have equal evidence digests in every case that they share"
-    return [f"{said}; an outlier is alone in its class.", "", *table(head, rows)]
+    head = ("class", "representative", "members", "spans", "first difference from this setting")
+    said = (
+        "Settings of one class have equal evidence digests in every case that they share; an outlier is alone in its "
+        "class. Settings of one computer that agree are no independent confirmation of each other."
+    )
+    return [said, "", *table(head, rows)]
 
 
-def _first(members: Sequence[Machine], found: Across) -> str:
+def _spanned(one: Class) -> str:
+    computers = "one computer" if one.computers == 1 else f"{one.computers} computers"
+    return f"{count(len(one.members), 'setting', 'settings')} of {computers}"
+
+
+def _first(members: Sequence[ComputerSetting], found: Across) -> str:
     if found.here in members:
         return ""
-    pairs = [pair for pair in found.by_machine[members[0].name] if pair.compared and pair.agreement.rank > 1]
+    pairs = [pair for pair in found.by_setting[members[0].name] if pair.compared and pair.agreement.rank > 1]
     pair = min(pairs, key=lambda one: one.agreement.rank == CANNOT, default=None)
     if pair is None:
         return ""
@@ -102,45 +148,48 @@ def _first(members: Sequence[Machine], found: Across) -> str:
 
 
 def _why(pair: Pair) -> str:
-    text = pair.agreement.first or pair.agreement.rule
-    return f": {code(text)}" if text else ""
+    """The rule, which says what differs, and the difference itself."""
+    agreement = pair.agreement
+    return "".join(
+        f": {text}" for text in (prose(agreement.rule), code(agreement.first) if agreement.first else "") if text
+    )
 
 
 def _equal_everywhere(found: Across) -> list[str]:
-    """Facts that are the same on all machines, said once, and those that are not."""
+    """Facts that are the same under all settings, said once, and those that are not."""
     whole = (found.here, *found.others)
-    names = sorted({name for machine in whole for name in machine.factors})
-    other = [name for name in names if any(name in differing(found.here, machine) for machine in found.others)]
+    names = sorted({name for one in whole for name in one.factors})
+    other = [name for name in names if any(name in differing(found.here, one) for one in found.others)]
     lines = []
     if other:
         split = {one.factor: one for one in found.splits}
         ranked = [*(one.factor for one in found.splits if one.factor in other), *(n for n in other if n not in split)]
         rows = [
             [
-                prose(name),
+                prose(label(name)),
                 f"{split[name].decides} of {split[name].of}" if name in split else "0",
                 f"{split[name].along} of {split[name].pairs}" if name in split else "0",
-                *("; ".join(_values(name, machine, found)) for machine in whole),
+                *("; ".join(_values(name, one, found)) for one in whole),
             ]
             for name in ranked
         ]
-        head = ("factor", "would decide", "goes along with", *(code(machine.name) for machine in whole))
+        head = ("factor", "would decide", "goes along with", *(code(one.name) for one in whole))
         said = (
-            "What differs between the machines. It would decide a case whose evidence is not the same everywhere if "
-            "machines of one value always have one evidence; it goes along with a difference between this machine and "
-            "another if it differs, too. Neither proves a cause: see below. Empty: as here."
+            "What differs between the settings. A factor would decide a case whose evidence is not the same everywhere "
+            "if settings of one value always have one evidence; it goes along with a difference between this setting "
+            "and another if it differs, too. Neither proves a cause: see below. Empty: as here."
         )
-        lines = ["", "### Facts that split the machines", "", said, "", *table(head, rows)]
+        lines = ["", "### Facts that split the settings", "", said, "", *table(head, rows)]
     same = [name for name in names if name not in other and name in found.here.factors]
-    rows = [[prose(name), code(value(found.here, name))] for name in same]
+    rows = [[prose(label(name)), code(value(found.here, name))] for name in same]
     return [*lines, "", *folded("Facts that are equal everywhere", table(("factor", "value"), rows))]
 
 
-def _values(name: str, machine: Machine, found: Across) -> Iterator[str]:
-    if machine is found.here:
+def _values(name: str, one: ComputerSetting, found: Across) -> Iterator[str]:
+    if one is found.here:
         yield code(_short(value(found.here, name)))
-    elif name in differing(found.here, machine):
-        yield code(_short(value(machine, name, found.here)))
+    elif name in differing(found.here, one):
+        yield code(_short(value(one, name, found.here)))
 
 
 def _short(text: str) -> str:
@@ -156,21 +205,22 @@ def funnel(found: Across) -> list[str]:
         not is_ruler(replay) and replay.plain is not None and replay.plain.outcome.kind != "not_run"
         for replay in found.here.by_case.values()
     )
-    head = ("machine", "planned here", "ran here", "ran there too", *RANKS.values())
+    head = ("setting", "computer", "planned here", "ran here", "ran there too", *RANKS.values())
     rows = [
         [
-            code(machine.name),
+            code(one.name),
+            _computer(one, found),
             str(found.planned),
             str(ran),
-            str(sum(pair.compared for pair in found.by_machine[machine.name])),
-            *(_counted(found.by_machine[machine.name], number) for number in RANKS),
+            str(sum(pair.compared for pair in found.by_setting[one.name])),
+            *(_counted(found.by_setting[one.name], number) for number in RANKS),
         ]
-        for machine in found.others
+        for one in found.others
     ]
     said = (
-        "Cases, without the float64 references that only measure rounding. Rounding is measured: two machines may "
-        "differ by what the reference errs on each against float64, or by what rounding allows on each where the case "
-        "is right to it on both, or by what repeats on one machine differ by."
+        "Cases, without the float64 references that only measure rounding. Rounding is measured: two settings may "
+        "differ by what the reference errs under each against float64, or by what rounding allows under each where the "
+        "case is right to it under both, or by what repeats under one setting differ by."
     )
     return ["## From planned to same", "", said, "", *table(head, rows)] if rows else []
 
@@ -184,44 +234,59 @@ def _counted(pairs: Sequence[Pair], number: int) -> str:
 
 def _causes(found: Across) -> list[str]:
     rows = [
-        [code(name), prose(one.factor), code(_short(one.ours)), code(_short(one.theirs)), *_proof(one)]
+        [code(name), prose(label(one.factor)), code(_short(one.ours)), code(_short(one.theirs)), *_proof(one)]
         for name, listed in found.causes.items()
         for one in listed
     ]
     if not rows:
         return []
     proven = Counter(one.factor for listed in found.causes.values() for one in listed if one.word == PROVEN)
-    said = ", ".join(f"{factor} ({count(number, 'machine', 'machines')})" for factor, number in sorted(proven.items()))
-    lines = ["## Why the bits differ", ""]
-    lines += [f"**Proven causes: {prose(said)}.**" if said else "**No cause is proven yet.**", ""]
-    lines += [
-        "A cause is proven when a machine that differs from this one in that factor alone has, in every case that "
-        "differs, the bits of the other. `make replay PROVE=MACHINE` flips what can be flipped here and was not.",
+    said = ", ".join(
+        f"{label(name)} ({count(number, 'setting', 'settings')})" for name, number in sorted(proven.items())
+    )
+    head = ("setting", "factor", "here", "there", "cause", "cases that followed", "shown by")
+    return [
+        "## Why the bits differ",
         "",
-        *table(("machine", "factor", "here", "there", "cause", "cases that followed", "shown by"), rows),
+        f"**Proven causes: {prose(said)}.**" if said else "**No cause is proven.**",
+        "",
+        _PROOF,
+        "",
+        *table(head, rows),
     ]
-    return lines
+
+
+_PROOF = (
+    "A cause is proven by a counter-replay alone: one sweep, run here besides the one that it explains, in which the "
+    "control (this setting again) gives the bits of this report and the run with that one factor flipped gives those "
+    f"from there, each at least {REPEATS} times, in every case that differs. What differs in one factor alone, however "
+    "often, is no proof. `make replay PROVE=SETTING` runs the counter-replays that can be run here. What is the "
+    "computer's (kernel, libc, compilers, processor, GPU) is changed by no setting of a process."
+)
 
 
 def _proof(one: Cause) -> list[str]:
     followed = f"{one.followed} of {one.of}" if one.by else ""
-    return [
-        f"**{one.word}**" if one.word == PROVEN else prose(one.word),
-        followed,
-        code(one.by) if one.by else prose(one.why),
-    ]
+    return [f"**{one.word}**" if one.word == PROVEN else prose(one.words), followed, _shown_by(one)]
+
+
+def _shown_by(one: Cause) -> str:
+    if not one.by:
+        return prose(one.why)
+    left = one.of - one.tried
+    return f"counter-replay {code(one.by)}" + (f"; {count(left, 'case', 'cases')} not run so often" if left else "")
 
 
 # The matrix.
 
 
 def _matrix(found: Across) -> list[str]:
-    """A row for each scenario, a column for each machine: how its cases end, and how far they agree."""
+    """A row for each scenario, a column for each setting: how its cases end, and how far they agree."""
     scenarios = list(dict.fromkeys(replay.spec.question.scenario for replay in found.here.replays))
     head = (
         "scenario",
         "here",
-        *(code(machine.name) for machine in found.others),
+        *(code(one.name) for one in found.others),
         *(code(r.name) for r in found.reported),
     )
     rows = [
@@ -229,21 +294,21 @@ def _matrix(found: Across) -> list[str]:
             code(name),
             _endings([replay for replay in found.here.by_case.values() if _of(replay, name)]),
             *(
-                _cell([pair for pair in found.by_machine[machine.name] if pair.scenario == name])
-                for machine in found.others
+                _cell([pair for pair in found.by_setting[other.name] if pair.scenario == name])
+                for other in found.others
             ),
             *(_told(one, name, found) for one in found.reported),
         ]
         for name in scenarios
     ]
-    lines = ["## Scenarios by machine", "", _READ, "", *table(head, rows)]
+    lines = ["## Scenarios by setting", "", _READ, "", *table(head, rows)]
     for one in found.reported:
         lines += ["", *_reported(one, found)]
     return lines
 
 
 _READ = (
-    "Each cell counts cases: how they end here; beside it, how far each other machine agrees. Bold is a difference "
+    "Each cell counts cases: how they end here; beside it, how far each other setting agrees. Bold is a difference "
     "beyond rounding. The last columns are the published notes: reported, not replayed, so only outcomes are compared."
 )
 
@@ -292,20 +357,20 @@ def _differences(found: Across, image: str) -> list[str]:
         if not one.elements:
             continue
         shares = [f"{100 * number / one.elements:.1f} %" if number else "" for number in one.counts]
-        rows.append([code(one.machine), str(one.tensors), str(one.elements), *shares, str(one.largest)])
+        rows.append([code(one.setting), str(one.tensors), str(one.elements), *shares, str(one.largest)])
     listed = [pair for pair in found.pairs if pair.compared and 1 < pair.agreement.rank < CANNOT]
     if not rows and not listed:
         return []
-    lines = ["## Differences in numbers between machines"]
+    lines = ["## Differences in numbers between settings"]
     if rows:
         said = (
-            "Gradients against this machine, element by element, in units in the last place (ULP) of their own dtype. "
+            "Gradients against this setting, element by element, in units in the last place (ULP) of their own dtype. "
             "Of gradients over 16 KiB a fixed sample of 1024 elements is compared."
         )
-        head = ("machine", "gradients", "elements", *BIN_NAMES, "largest")
+        head = ("setting", "gradients", "elements", *BIN_NAMES, "largest")
         lines += ["", said, "", *([f"![Gradients by ULP]({image})", ""] if image else []), *table(head, rows)]
     beyond = [pair_row(pair) for pair in found.differing]
-    head = ("machine", "case", "agreement", "rule", "first difference")
+    head = ("setting", "case", "agreement", "rule", "first difference")
     if beyond:
         lines += ["", f"{count(len(beyond), 'pair differs', 'pairs differ')} beyond rounding:", ""]
         lines += table(head, beyond[:SHOWN])
@@ -320,7 +385,7 @@ def _differences(found: Across, image: str) -> list[str]:
 
 def pair_row(pair: Pair) -> list[str]:
     return [
-        code(pair.machine),
+        code(pair.setting),
         code(f"{pair.scenario} {pair.label}"),
         pair.agreement.word,
         prose(pair.agreement.rule),
@@ -329,17 +394,17 @@ def pair_row(pair: Pair) -> list[str]:
 
 
 def _not_compared(found: Across) -> list[str]:
-    """What could not be compared, by reason and machine."""
+    """What could not be compared, by reason and setting."""
     reasons: dict[str, dict[str, list[Pair]]] = {}
     for pair in found.pairs:
         if not pair.compared or pair.agreement.rank == CANNOT:
-            reasons.setdefault(pair.agreement.rule, {}).setdefault(pair.machine, []).append(pair)
+            reasons.setdefault(pair.agreement.rule, {}).setdefault(pair.setting, []).append(pair)
     if not reasons:
         return []
     rows = [
-        [prose(why), code(machine), str(len(pairs)), _names(sorted({pair.scenario for pair in pairs})[:6])]
-        for why, by_machine in sorted(reasons.items())
-        for machine, pairs in by_machine.items()
+        [prose(why), code(setting), str(len(pairs)), _names(sorted({pair.scenario for pair in pairs})[:6])]
+        for why, by_setting in sorted(reasons.items())
+        for setting, pairs in by_setting.items()
     ]
-    head = ("why", "machine", "cases", "of")
-    return ["## What could not be compared with other machines", "", *table(head, rows)]
+    head = ("why", "setting", "cases", "of")
+    return ["## What could not be compared with other settings", "", *table(head, rows)]

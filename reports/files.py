@@ -1,7 +1,7 @@
 """Reports as files: written for a sweep, and kept with their records where they are meant to stay.
 
-A sweep is compared with other machines: what else the archive holds of the questions it asked, and the published
-bundles, which are read where they lie.
+A sweep is compared with other settings and computers: what else the archive holds of the questions it asked, and the
+published bundles, which are read where they lie.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-from experiments.classes import FLIP
+from experiments.causes import is_counter_replay, plans_counter_replay
 from experiments.record import Record, RecordError, Replay, canonical, digest, parse, replays
 from experiments.verdict import Ruling
 from reports import across_page
@@ -43,7 +43,7 @@ class Report:
     files: Mapping[str, bytes]
     """Images, and the agreement of every pair as JSON, by file name."""
     across: Across | None
-    """The sweep beside other machines. None if it was not compared, or has run nothing."""
+    """The sweep beside other settings. None if it was not compared, or has run nothing."""
 
 
 def write(archive: Archive, sweep: str, folder: Path, stem: str = "", published: Path | None = PUBLISHED) -> Path:
@@ -72,7 +72,7 @@ def replace(path: Path, content: bytes) -> None:
 
 def report(archive: Archive, sweep: str, stem: str, published: Path | None = PUBLISHED) -> Report:
     """The report on a sweep; its images are named after `stem`. With `published` None it stands alone: no other
-    machine is looked at.
+    setting is looked at.
 
     Raises ReportError if there is nothing to report on, ArchiveError if a published bundle is not as it must be.
     """
@@ -98,11 +98,11 @@ def report(archive: Archive, sweep: str, stem: str, published: Path | None = PUB
 
 
 def chart(distances: Sequence[Distances], about: Mapping[str, str]) -> bytes:
-    """How far gradients elsewhere are from those of the report, as a PNG image: for each machine with which anything
+    """How far gradients elsewhere are from those of the report, as a PNG image: for each setting with which anything
     was compared, of how many cases that speaks and how many it leaves out.
     """
     rows = [
-        (f"{one.machine}\n{compared(one.cases, one.left_out, one.differing_left_out)}", one.counts)
+        (f"{one.setting}\n{compared(one.cases, one.left_out, one.differing_left_out)}", one.counts)
         for one in distances
         if one.cases or one.left_out
     ]
@@ -110,7 +110,7 @@ def chart(distances: Sequence[Distances], about: Mapping[str, str]) -> bytes:
     return draw_shares(title, rows, BIN_NAMES, "gradient elements", LEFT_OUT, about)
 
 
-# Other machines.
+# Other settings.
 
 
 def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], published: Path) -> Across | None:
@@ -132,7 +132,22 @@ def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], publishe
         other = [(path, one) for path, one in bundles if not set(one.digests) <= taken]  # not this very sweep
         published_too = {name for _, one in bundles for name in one.digests}
         origins = [_rest(archive, own, published_too), *(_bundled(path, one) for path, one in other)]
-        return across(own, [one for one in origins if one.replays], _any(fetches), REPORTED, len(planned))
+        some = [one for one in origins if one.replays]
+        return across(own, some, _any(fetches), REPORTED, len(planned), counter_replays(archive, sweep))
+
+
+def counter_replays(archive: Archive, sweep: str) -> list[Origin]:
+    """The sweeps in the archive that explain others, oldest first: of the computer of `sweep`, but not that one. What
+    a bundle or a loose record calls itself does not count: a counter-replay is a sweep.
+    """
+    listed = archive.sweeps()
+    computers = {one.machine for one in listed if one.id == sweep}
+    found = [
+        (one.id, replays(archive.records(sweep=one.id)))
+        for one in listed
+        if one.id != sweep and one.machine in computers and plans_counter_replay(archive.sweep_plan(one.id))
+    ]
+    return [Origin(name, tuple(made), facts(archive, made)) for name, made in found]
 
 
 def _rest(archive: Archive, own: Origin, published: set[str]) -> Origin:
@@ -206,7 +221,7 @@ def _every(archive: Archive) -> list[Replay]:
 def latest(archive: Archive) -> str:
     """The sweep that was begun last and is no counter-replay."""
     for sweep in reversed(archive.sweeps()):
-        if not archive.sweep_plan(sweep.id)[0].setting.environment.startswith(FLIP):
+        if not is_counter_replay(archive.sweep_plan(sweep.id)[0].setting.environment):
             return sweep.id
     raise ReportError("the archive has no sweep yet; run one with `make run-all`")
 

@@ -1,4 +1,4 @@
-"""A sweep as JUnit XML, for what shows test results: its verdicts, and how far each other machine agrees with it.
+"""A sweep as JUnit XML, for what shows test results: its verdicts, and how far each other setting agrees with it.
 
 Same records, same bytes: no moment and no order of a set is in it. Text from records may hold what XML cannot; that is
 shown as backslash escapes.
@@ -14,7 +14,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser.junitparser import FinalResult
 
 from experiments.agreement import RANKS
-from experiments.classes import Machine, differing, value
+from experiments.classes import ComputerSetting, differing, label, value
 from experiments.record import Replay
 from experiments.verdict import AS_EXPECTED, CANNOT_SAY, Verdict, ending
 from reports.across import Across, Pair
@@ -28,12 +28,12 @@ LONGEST = 4000
 
 
 def document(sweep: str, judged: Sequence[tuple[Replay, Verdict]], found: Across | None) -> bytes:
-    """The verdicts of a sweep as one suite, and a suite for each other machine; `found` None has no other machine."""
+    """The verdicts of a sweep as one suite, and a suite for each other setting; `found` None has none."""
     root = JUnitXml("twofold")
     root.add_testsuite(_verdicts(sweep, judged))
     if found is not None:
-        for machine in sorted(found.others, key=lambda one: one.name):
-            root.add_testsuite(_machine(machine, found))
+        for other in sorted(found.others, key=lambda one: one.name):
+            root.add_testsuite(_setting(other, found))
     root.update_statistics()  # type: ignore[no-untyped-call]
     written = io.BytesIO()
     root.write(written)
@@ -97,21 +97,22 @@ def _judged(replay: Replay, verdict: Verdict) -> FinalResult | None:
     return made
 
 
-# Another machine.
+# Another setting.
 
 
-def _machine(machine: Machine, found: Across) -> TestSuite:
-    number = next((at for at, one in enumerate(found.classes, 1) if machine in one.members), None)
+def _setting(other: ComputerSetting, found: Across) -> TestSuite:
+    number = next((at for at, one in enumerate(found.classes, 1) if other in one.members), None)
     own = next((at for at, one in enumerate(found.classes, 1) if found.here in one.members), None)
     properties = [
-        ("from", machine.origin),
+        ("from", other.origin),
+        ("computer", found.host(other)),
         ("class", "none" if number is None else str(number)),
-        ("class of this machine", "none" if own is None else str(own)),
-        *((name, value(machine, name, found.here)) for name in differing(found.here, machine)),
+        ("class of this setting", "none" if own is None else str(own)),
+        *((label(name), value(other, name, found.here)) for name in differing(found.here, other)),
     ]
-    pairs = found.by_machine[machine.name]
+    pairs = found.by_setting[other.name]
     return _suite(
-        machine.name, properties, [_case(one.ours, _label(one.ours), _compared(one), one.theirs) for one in pairs]
+        other.name, properties, [_case(one.ours, _label(one.ours), _compared(one), one.theirs) for one in pairs]
     )
 
 

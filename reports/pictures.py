@@ -68,7 +68,7 @@ class Block:
 def write(report: Path) -> list[Path]:
     """Make the pictures from a report, beside it. Gives their paths.
 
-    Raises ReportError if the report has no page on a note, or no chart of other machines beside it.
+    Raises ReportError if the report has no page on a note, or no chart of other settings beside it.
     """
     made = pictures(report)
     for name, content in made.items():
@@ -81,7 +81,7 @@ def pictures(report: Path) -> dict[str, bytes]:
     content = report.read_bytes()
     chart = report.with_name(f"{report.stem}-{CHART}")
     if not chart.is_file():
-        raise ReportError(f"{chart.name} is not beside {report.name}: publish a report that has other machines to show")
+        raise ReportError(f"{chart.name} is not beside {report.name}: publish a report that has other settings to show")
     return {PAGE: page(content.decode("utf-8"), report.name), CHART: chart.read_bytes()}
 
 

@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Sequence
 
-from experiments.classes import PROVEN
+from experiments.causes import PROVEN
+from experiments.classes import label
 from experiments.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
 from reports.across import Across
 from reports.across_page import funnel, pair_row, placed
@@ -24,11 +25,11 @@ SHOWN = 20
 
 
 def sections(sweep: str, verdicts: Sequence[Verdict], found: Across | None, report: Path) -> list[list[str]]:
-    """What there is to say, most important first; `found` None says nothing of other machines."""
+    """What there is to say, most important first; `found` None says nothing of other settings."""
     head = [f"# Twofold: sweep {code(sweep)}", "", _counted(verdicts), "", f"Report: {code(str(report))}"]
     if found is None or not found.others:
-        return [[*head, "", "It was not compared with another machine."]]
-    where = ["## This machine among others", "", placed(found)]
+        return [[*head, "", "It was not compared with another setting."]]
+    where = ["## This setting among others", "", placed(found)]
     return [part for part in (head, where, funnel(found), _causes(found), _differing(found)) if part]
 
 
@@ -39,17 +40,32 @@ def _counted(verdicts: Sequence[Verdict]) -> str:
 
 
 def _causes(found: Across) -> list[str]:
-    """What is proven; of two machines with the same bits there is nothing to prove."""
+    """What is proven; of two settings with the same bits there is nothing to prove."""
     if not any(found.causes.values()):
         return []
     rows = [
-        [code(name), prose(one.factor), code(one.ours), code(one.theirs), f"{one.followed} of {one.of}", code(one.by)]
+        [
+            code(name),
+            prose(label(one.factor)),
+            code(one.ours),
+            code(one.theirs),
+            f"{one.followed} of {one.of}",
+            code(one.by),
+        ]
         for name, listed in found.causes.items()
         for one in listed
         if one.word == PROVEN
     ]
-    head = ("machine", "factor", "here", "there", "cases that followed", "shown by")
-    return ["## Proven causes", "", *(table(head, rows) if rows else ["No cause is proven yet."])]
+    head = ("setting", "factor", "here", "there", "cases that followed", "counter-replay")
+    return [
+        "## Proven causes",
+        "",
+        *(
+            table(head, rows)
+            if rows
+            else ["No cause is proven: that takes a counter-replay, `make replay PROVE=SETTING`."]
+        ),
+    ]
 
 
 def _differing(found: Across) -> list[str]:
@@ -57,7 +73,7 @@ def _differing(found: Across) -> list[str]:
     if not rows:
         return []
     title = f"## {count(len(rows), 'pair differs', 'pairs differ')} beyond rounding"
-    head = ("machine", "case", "agreement", "rule", "first difference")
+    head = ("setting", "case", "agreement", "rule", "first difference")
     more = ["", f"And {len(rows) - SHOWN} more: see the report."] if rows[SHOWN:] else []
     return [title, "", *table(head, rows[:SHOWN]), *more]
 

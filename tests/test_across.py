@@ -1,4 +1,4 @@
-"""A sweep beside other machines: who they are, how far they agree, and that nothing they say becomes markup."""
+"""A sweep beside other settings and computers: who they are, how far they agree, and that no word becomes markup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from test_report import OPENING, TOGETHER, assert_safe, structure
 
 from experiments.agreement import RANKS
-from experiments.classes import CAPABILITY, PROVEN, THREADS
+from experiments.causes import CANNOT as FIXED
+from experiments.causes import CONTROL, CONTROL_DIFFERS, FLIP, OPEN, PROVEN, environment
+from experiments.classes import CAPABILITY, THREADS
 from experiments.record import digest, parse
 from reports import files
 from reports.across import BIN_NAMES, CANNOT, Origin, across, as_json
@@ -31,7 +33,7 @@ def facts(host="one", version="2.13.0+cpu", cap="AVX512", threads=1, **others):
 
 
 class Lab:
-    """Makes replays of several machines, all of whose contents are at hand."""
+    """Makes replays of several computers and settings, all of whose contents are at hand."""
 
     def __init__(self):
         self.bench = samples.Bench()
@@ -62,10 +64,19 @@ class Lab:
     def origin(self, name, *replays):
         return Origin(name, tuple(replays), {k: parse(self.bench.blobs[k].decode()) for k in self.bench.machines})
 
-    def across(self, own, *others, reported=(), planned=1):
-        """`own` replays beside pairs of an origin's name and its replays."""
-        origins = [self.origin(name, *replays) for name, replays in others]
-        return across(self.origin("here", *own), origins, self.bench.blobs.get, reported, planned)
+    def across(self, own, *others, reported=(), planned=1, counter=()):
+        """`own` replays beside pairs of an origin's name and its replays; `counter` are such pairs of sweeps."""
+        origins, proofs = ([self.origin(name, *replays) for name, replays in some] for some in (others, counter))
+        return across(self.origin("here", *own), origins, self.bench.blobs.get, reported, planned, proofs)
+
+    def proof(self, case, ours, theirs, *, factor=CAPABILITY, flipped=None, repeats=2, host="one"):
+        """Replays of a counter-replay: the numbers under our setting again, and those under the flipped one."""
+        there = flipped or facts(host, cap="AVX2")
+        return [
+            self.replay(case, numbers, on=on, environment=environment(kind, factor), repeat=repeat)
+            for repeat in range(repeats)
+            for kind, numbers, on in ((CONTROL, ours, facts(host)), (FLIP, theirs, there))
+        ]
 
 
 @pytest.fixture
@@ -78,16 +89,38 @@ def only(found):
     return pair
 
 
-# Which machines there are.
+# Which settings there are.
 
 
-def test_the_archives_own_past_of_this_machine_is_no_other_machine(lab):
+def test_the_archives_own_past_of_this_setting_is_no_other_setting(lab):
     past = [lab.replay(numbers=(9.0, 9.0))]
     assert lab.across([lab.replay()], ("archive", past)).others == ()
     assert [one.origin for one in lab.across([lab.replay()], ("lab", past)).others] == ["lab"]
 
 
-def test_the_archive_under_another_setting_is_another_machine(lab):
+def test_a_fact_that_only_the_newer_version_tells_does_not_split_a_setting_from_its_past(lab):
+    newer = facts(governor={"name": "powersave"})
+    for on, past in ((newer, facts()), (facts(), newer)):
+        found = lab.across([lab.replay(on=on)], ("archive", [lab.replay(numbers=(9.0, 9.0), on=past)]))
+        assert found.others == ()
+
+
+def test_settings_stand_computer_by_computer_this_one_first(lab):
+    own, *others = (lab.replay(on=facts(host)) for host in ("one", "two", "three", "two"))
+    here = lab.replay(environment="avx2", on=facts("one", cap="AVX2"))
+    found = lab.across([own], *((f"bundle {at}", [other]) for at, other in enumerate([*others, here])))
+    assert [one.computer for one in found.others] == ["one", "two", "two", "three"]
+    assert found.computers == ("one", "two", "three")
+    assert [found.host(one) for one in found.others[:2]] == ["same host identity as here", "another host identity"]
+
+
+def test_who_tells_no_host_identity_is_on_no_computer_that_is_known(lab):
+    found = lab.across([lab.replay()], ("lab", [lab.replay(on={**facts(), "host": "not readable"})]))
+    assert [found.host(one) for one in found.others] == ["host identity not told"]
+    assert "not told" in text(found)
+
+
+def test_what_the_archive_has_under_another_setting_is_compared(lab):
     other = [lab.replay(on=facts(cap="AVX2"), environment="avx2"), lab.replay(on=facts(threads=2))]
     found = lab.across([lab.replay()], ("archive", other))
     assert [(one.name, one.origin) for one in found.others] == [("avx2", "archive"), ("default-threads-2", "archive")]
@@ -106,14 +139,14 @@ def test_the_archive_under_another_setting_is_another_machine(lab):
         (facts(), "of two words", "of_two_words"),
     ],
 )
-def test_a_name_says_what_tells_the_machine_apart(lab, on, environment, name):
+def test_a_name_says_what_tells_the_setting_apart(lab, on, environment, name):
     found = lab.across([lab.replay()], ("lab", [lab.replay(on=on, environment=environment)]))
     assert [one.name for one in found.others] == [name]
 
 
 @few
 @given(st.lists(st.sampled_from(["default", "here", "default-2", "here-2"]), min_size=1, max_size=6))
-def test_names_are_unique_and_none_is_that_of_this_machine(environments):
+def test_names_are_unique_and_none_is_that_of_this_setting(environments):
     lab = Lab()
     others = [(f"bundle {at}", [lab.replay(environment=name)]) for at, name in enumerate(environments)]
     found = lab.across([lab.replay()], *others)
@@ -122,11 +155,11 @@ def test_names_are_unique_and_none_is_that_of_this_machine(environments):
     assert len(found.pairs) == len(environments)
 
 
-def test_a_machine_that_has_run_nothing_of_what_was_asked_is_not_listed(lab):
+def test_a_setting_that_has_run_nothing_of_what_was_asked_is_not_listed(lab):
     assert lab.across([lab.replay()], ("lab", [lab.replay("another")])).others == ()
 
 
-def test_a_machine_of_the_name_here_keeps_its_evidence_to_itself(lab):
+def test_a_setting_of_the_name_here_keeps_its_evidence_to_itself(lab):
     found = lab.across([lab.replay()], ("lab", [lab.replay(numbers=(1.0, 7.0), environment="here")]))
     assert [[one.name for one in group.members] for group in found.classes] == [["here"], ["here-2"]]
 
@@ -138,7 +171,7 @@ def test_a_sweep_that_has_run_nothing_is_beside_nobody(lab):
     assert lab.across([bare], ("lab", [lab.replay()])) is None
 
 
-def test_of_several_machines_in_a_sweep_the_one_with_most_replays_is_here(lab):
+def test_of_several_settings_in_a_sweep_the_one_with_most_replays_is_here(lab):
     own = [lab.replay("a", on=facts(threads=2)), lab.replay("b"), lab.replay("c")]
     found = lab.across(own, planned=7)
     assert [one.spec.question.case for one in found.here.replays] == ["b", "c"]
@@ -153,7 +186,7 @@ def test_equal_evidence_is_identical(lab):
     assert (pair.agreement.word, pair.compared, pair.differs) == ("identical", True, False)
 
 
-def test_rounding_that_was_measured_on_both_machines_is_allowed(lab):
+def test_rounding_that_was_measured_under_both_settings_is_allowed(lab):
     """0.25 there and 0.5 here from float64: wrong on both, and as wrong as rounding makes the reference."""
     own = lab.measured((5.0, 2.0))
     for number, word in ((5.5, RANKS[2]), (6.5, RANKS[4])):
@@ -226,18 +259,79 @@ def test_what_ran_on_both_sides_and_cannot_be_compared_is_no_difference(lab):
     assert lab.across([own], ("lab", [theirs])).differing == []
 
 
-def test_causes_are_those_of_this_machine_and_each_other(lab):
+# What is proven.
+
+SAME_, OTHER_ = (1.0, 2.0), (1.0, 3.0)
+
+
+def test_a_cause_is_proven_by_a_counter_replay_and_by_no_setting_that_happens_to_differ_in_one_factor(lab):
     own = [lab.replay()]
-    other = ("lab", [lab.replay(numbers=(1.0, 3.0), on=facts(cap="AVX2", threads=2))])
-    shown = ("archive", [lab.replay(numbers=(1.0, 3.0), on=facts(cap="AVX2"))])
-    found = lab.across(own, shown, other)
-    words = {one.factor: one.word for one in found.causes["default-capability-avx2-threads-2"]}
-    assert words == {CAPABILITY: PROVEN, THREADS: "not flipped yet"}
+    other = ("lab", [lab.replay(numbers=OTHER_, on=facts(cap="AVX2", threads=2))])
+    alone = ("archive", [lab.replay(numbers=OTHER_, on=facts(cap="AVX2"))])
+    both = lab.across(own, alone, other)
+    assert {one.word for listed in both.causes.values() for one in listed} == {OPEN}
+    found = lab.across(own, alone, other, counter=[("proof", lab.proof("plain", SAME_, OTHER_))])
+    words = {one.factor: (one.word, one.by) for one in found.causes["default-capability-avx2-threads-2"]}
+    assert words == {CAPABILITY: (PROVEN, "proof"), THREADS: (OPEN, "")}
     assert set(found.causes) == {one.name for one in found.others}
+    assert [one.name for one in found.others] == [one.name for one in both.others], "a counter-replay is no column"
     assert [(one.factor, one.decides, one.along, one.pairs) for one in found.splits] == [
         (CAPABILITY, 1, 2, 2),
         (THREADS, 0, 1, 2),
     ]
+
+
+def test_a_first_run_that_differs_in_the_system_alone_proves_nothing(lab):
+    """What a newcomer was told: the kernel is the cause, with the published bundle as its own witness."""
+    kernel = {"name": "Linux", "release": "6.18"}
+    own = [lab.replay("same"), lab.replay("message", ended=samples.outcome("raised", "hook"))]
+    theirs = [
+        lab.replay("same", on=facts(system=kernel)),
+        lab.replay("message", on=facts(system=kernel), ended=samples.outcome("raised", "no hook")),
+    ]
+    found = lab.across(own, ("lab", theirs))
+    (one,) = found.causes["default"]
+    assert (one.factor, one.word, one.alone, one.by) == ("system", FIXED, True, "")
+    made = text(found)
+    assert "**No cause is proven.**" in made
+    assert "Proven causes" not in made
+    assert "differs in this alone; cannot be flipped here" in made
+    assert "is changed by no setting of a process" in made
+
+
+@pytest.mark.parametrize("name", ["archive", "lab"])
+def test_records_that_call_themselves_a_counter_replay_prove_nothing_outside_of_a_sweep(lab, name):
+    """In the archive or in a bundle they are loose records, whoever wrote them."""
+    other = ("bundle", [lab.replay(numbers=OTHER_, on=facts(cap="AVX2"))])
+    found = lab.across([lab.replay()], other, (name, lab.proof("plain", SAME_, OTHER_)))
+    assert [one.word for one in found.causes["default-capability-avx2"]] == [OPEN]
+    assert len(found.others) == 1
+
+
+@pytest.mark.parametrize(
+    ("proof", "word"),
+    [
+        ({"ours": OTHER_, "theirs": OTHER_}, CONTROL_DIFFERS),
+        ({"ours": SAME_, "theirs": SAME_}, "not the cause"),
+        ({"ours": SAME_, "theirs": (1.0, 9.0)}, "changes the bits, but not to these"),
+        ({"ours": SAME_, "theirs": OTHER_, "repeats": 1}, "cannot decide: not every case was run twice on both sides"),
+        ({"ours": SAME_, "theirs": OTHER_, "host": "two"}, OPEN),
+    ],
+)
+def test_what_a_counter_replay_does_not_show_is_not_proven(lab, proof, word):
+    other = ("lab", [lab.replay(numbers=OTHER_, on=facts(cap="AVX2"))])
+    found = lab.across([lab.replay()], other, counter=[("id", lab.proof("plain", **proof))])
+    assert [one.word for one in found.causes["default-capability-avx2"]] == [word]
+    made = text(found)
+    assert "**No cause is proven.**" in made
+    assert word in made
+
+
+def test_a_proof_names_its_sweep(lab):
+    other = ("lab", [lab.replay(numbers=OTHER_, on=facts(cap="AVX2"))])
+    made = text(lab.across([lab.replay()], other, counter=[("proof-1", lab.proof("plain", SAME_, OTHER_))]))
+    assert "**Proven causes: CPU capability (1 setting).**" in made
+    assert "| **proven** | 1 of 1 | counter-replay `proof-1` |" in made
 
 
 # Distances.
@@ -307,7 +401,11 @@ def test_the_json_has_every_pair_with_the_rule_that_decided_it(lab):
     }
     assert made["pairs"][1]["largest difference"] is None
     assert made["pairs"][1]["theirs"] is None
-    assert [one["name"] for one in made["machines"]] == ["here", found.others[0].name]
+    assert [(one["name"], one["computer"]) for one in made["settings"]] == [
+        ("here", "one"),
+        (found.others[0].name, "two"),
+    ]
+    assert {one["setting"] for one in made["pairs"]} == {found.others[0].name}
     assert made["classes"] == [["here"], [found.others[0].name]]
     assert as_json(lab.across(own, ("lab", theirs))) == as_json(found)
 
@@ -380,10 +478,10 @@ def test_with_notes_alone_it_says_that_there_is_nothing_to_compare_with(lab):
     assert_safe(made)
 
 
-def test_a_machine_with_which_nothing_was_compared_leaves_no_sentence_open(lab):
+def test_a_setting_with_which_nothing_was_compared_leaves_no_sentence_open(lab):
     lacking = replace(samples.outcome("not_run"), detail="needs cuda")
     made = text(lab.across([lab.replay()], ("lab", [lab.replay(on=facts("two"), ended=lacking)])))
-    assert "Over all pairs with another machine: none." in made
+    assert "Over all pairs of a case here and under another setting: none." in made
     assert "| not run: needs cuda | `default-two` | 1 | `checkpoint/policy` |" in made
 
 
@@ -401,9 +499,22 @@ def test_the_first_difference_of_a_class_is_one_that_was_found(lab):
     own = [lab.bench.replay(lab.replay("a").plain, looked), lab.replay("b")]
     theirs = [lab.replay("a", on=facts("two")), lab.replay("b", (1.0, 3.0), on=facts("two"))]
     made = text(lab.across(own, ("lab", theirs)))
-    assert "| 2 | `default-two` | `default-two` | `checkpoint/policy b`: different values: " in made.replace(
-        " (outlier)", ""
-    )
+    assert (
+        "| 2 | `default-two` | `default-two` | 1 setting of one computer | `checkpoint/policy b`: different values: "
+        "a tensor differs by more than rounding: `gradient x differs by 1;"
+    ) in made.replace(" (outlier)", "")
+
+
+def test_settings_of_one_computer_that_agree_do_not_confirm_each_other(lab):
+    same = [(name, [lab.replay(environment=name, on=facts(threads=threads))]) for threads, name in ((2, "x"), (3, "y"))]
+    made = text(lab.across([lab.replay()], *same, ("lab", [lab.replay(on=facts("two"))])))
+    assert (
+        "has exactly the evidence of 2 other settings with the host identity of this computer (`x`, `y`) and 1 setting "
+        "of 1 other computer (`default-two`), in all cases that they share."
+    ) in made
+    assert "| 1 | `here` | `here`, `x`, `y`, `default-two` | 4 settings of 2 computers |" in made
+    assert "a copy of its image would have it too. Computer 1 has 3 settings, 2 has 1 setting." in made
+    assert "machine" not in made.replace("machine id", "")
 
 
 def test_a_switch_that_is_not_known_here_is_not_said_to_be_equal_everywhere(lab):
@@ -432,13 +543,13 @@ WORDS = {
     "note": "a note",
     "reported": "passes",
 }
-"""Every place into which a record, a machine or a bundle's name can write text."""
+"""Every place into which a record, a machine document or a bundle's name can write text."""
 NAMES = ("scenario", "case", "parameter", "variable name", "switch", "environment")
 """Places that order or group what is shown."""
 
 
 def world(**words):
-    """A sweep beside two machines with one of everything; `words` replace texts of `WORDS`."""
+    """A sweep beside two other computers with one of everything; `words` replace texts of `WORDS`."""
     said = {**WORDS, **{name.replace("_", " "): word for name, word in words.items()}}
     lab = Lab()
     asked = {"scenario": said["scenario"], "parameters": {"size": said["parameter"]}}
@@ -476,18 +587,18 @@ def test_the_same_values_give_the_same_bytes():
 
 def test_sections_stand_in_the_order_in_which_they_are_read():
     assert [line[3:] for line in world().splitlines() if line.startswith("## ")] == [
-        "This machine among others",
+        "This setting among others",
         "From planned to same",
         "Why the bits differ",
-        "Scenarios by machine",
-        "Differences in numbers between machines",
-        "What could not be compared with other machines",
+        "Scenarios by setting",
+        "Differences in numbers between settings",
+        "What could not be compared with other settings",
     ]
 
 
-def test_the_page_counts_pairs_machine_by_machine():
+def test_the_page_counts_pairs_setting_by_setting():
     made = world()
-    assert "| `avx2-torch-2.14.1-two` | 6 | 6 | 5 | 2 | 1 |  | 1 | 1 |  |" in made
+    assert "| `avx2-torch-2.14.1-two` | 2 | 6 | 6 | 5 | 2 | 1 |  | 1 | 1 |  |" in made
     assert "1 pair is equal within rounding, with the rule that decided it" in made
     assert "2 pairs differ beyond rounding:" in made
     assert "**1 different outcome**" in made
@@ -540,7 +651,7 @@ def kept(folder, name, *records, bench):
 
 @pytest.fixture
 def published(lab, tmp_path):
-    """A folder with one bundle: another machine, which agrees in one of two cases."""
+    """A folder with one bundle: another computer, which agrees in one of two cases."""
     theirs = [lab.replay("a", on=facts("two", cap="AVX2")), lab.replay("b", (1.0, 2.5), on=facts("two", cap="AVX2"))]
     archive, sweep = kept(tmp_path, "theirs", *(one.plain for one in theirs), bench=lab.bench)
     (tmp_path / "published").mkdir()
@@ -565,7 +676,7 @@ def test_a_report_is_held_against_published_bundles_which_stay_where_they_are(sw
     assert [(one.name, one.origin) for one in made.across.others] == [("default-capability-avx2-two", "lab.zip")]
     said = json.loads(made.files["stem.agreement.json"])
     assert {one["case"]: one["rank"] for one in said["pairs"]} == {"a": 1, "b": 4}
-    for section in ("## This machine among others", "## From planned to same", "## Why the bits differ"):
+    for section in ("## This setting among others", "## From planned to same", "## Why the bits differ"):
         assert section in made.text
     assert "![Gradients by ULP](stem-machines.png)" in made.text
     assert "| `checkpoint/policy` | 2 finished | 1 identical, **1 different values** |" in made.text
@@ -577,18 +688,57 @@ def test_a_report_is_held_against_published_bundles_which_stay_where_they_are(sw
     }
 
 
-def test_what_else_the_archive_has_is_another_machine(lab, swept, tmp_path):
+def test_what_else_the_archive_has_is_another_setting(lab, swept, tmp_path):
     archive, sweep = swept
     flipped = lab.replay("b", (1.0, 2.5), on=facts(cap="AVX2"), environment="avx2").plain
     archive.add_text(flipped.text(), lab.bench.blobs.get)
     archive.add_text(lab.replay("b", (9.0, 9.0)).plain.text(), lab.bench.blobs.get)
     made = files.report(archive, sweep, "stem", tmp_path / "nothing")
     assert [(one.name, one.origin) for one in made.across.others] == [("avx2", "archive")], "its own past is not"
-    assert [one.word for one in made.across.causes["avx2"]] == [PROVEN]
-    assert "**Proven causes: CPU capability (1 machine).**" in made.text
+    assert [one.word for one in made.across.causes["avx2"]] == [OPEN]
+    assert "**No cause is proven.**" in made.text
 
 
-def test_alone_nothing_is_said_of_other_machines(swept):
+def proven(archive, sweep, nowhere):
+    made = files.report(archive, sweep, "stem", nowhere)
+    return [(one.word, one.by) for one in made.across.causes["avx2"]], made
+
+
+def test_a_counter_replay_is_a_sweep_that_was_run_on_this_computer(lab, swept, tmp_path):
+    """Its records alone, or as the sweep of another computer, prove nothing."""
+    archive, sweep = swept
+    archive.add_text(
+        lab.replay("b", OTHER_, on=facts(cap="AVX2"), environment="avx2").plain.text(), lab.bench.blobs.get
+    )
+    proof = [one.plain for one in lab.proof("b", SAME_, OTHER_)]
+    for one in proof:
+        archive.add_text(one.text(), lab.bench.blobs.get)
+    assert proven(archive, sweep, tmp_path / "nothing")[0] == [(OPEN, "")]
+    for computer, expected in (("b" * 64, OPEN), ("a" * 64, PROVEN)):
+        made = archive.begin_sweep([one.spec for one in proof], computer).id
+        for one in proof:
+            archive.add_text(one.text(), lab.bench.blobs.get, made)
+        assert proven(archive, sweep, tmp_path / "nothing")[0] == [(expected, made if expected == PROVEN else "")]
+    assert files.latest(archive) == sweep, "it is no sweep to report on"
+    said = json.loads(proven(archive, sweep, tmp_path / "nothing")[1].files["stem.agreement.json"])
+    assert said["causes"]["avx2"] == [[CAPABILITY, "AVX512", "AVX2", True, PROVEN, 1, 1, 1, made]]
+
+
+def test_a_sweep_of_the_flip_alone_proves_nothing(lab, swept, tmp_path):
+    """What counter-replays were before they had a control."""
+    archive, sweep = swept
+    archive.add_text(
+        lab.replay("b", OTHER_, on=facts(cap="AVX2"), environment="avx2").plain.text(), lab.bench.blobs.get
+    )
+    for kind in (CONTROL, FLIP):
+        half = [one.plain for one in lab.proof("b", SAME_, OTHER_) if one.spec.setting.environment.startswith(kind)]
+        made = archive.begin_sweep([one.spec for one in half], "a" * 64).id
+        for one in half:
+            archive.add_text(one.text(), lab.bench.blobs.get, made)
+    assert proven(archive, sweep, tmp_path / "nothing")[0] == [(OPEN, "")]
+
+
+def test_alone_nothing_is_said_of_other_settings(swept):
     archive, sweep = swept
     made = files.report(archive, sweep, "stem", None)
     assert made.across is None
@@ -613,7 +763,7 @@ def test_a_damaged_published_bundle_is_an_error_that_names_it(swept, published, 
         files.report(archive, sweep, "stem", published)
 
 
-def test_every_bundle_is_a_machine_even_if_they_are_the_same(swept, published):
+def test_every_bundle_is_a_setting_even_if_they_are_the_same(swept, published):
     archive, sweep = swept
     shutil.copy(published / "lab.zip", published / "lab-again.zip")
     made = files.report(archive, sweep, "stem", published)

@@ -102,21 +102,22 @@ def test_what_was_not_compared_is_skipped_with_the_reason(lab):
     }
 
 
-def test_a_suite_says_how_its_machine_differs_and_of_which_class_it_is(lab):
+def test_a_suite_says_how_its_setting_differs_and_of_which_class_it_is(lab):
     found = lab.across([lab.replay()], ("lab", [lab.replay(numbers=(1.0, 3.0), on=facts("two", cap="AVX2"))]))
     root = junitparser.JUnitXml.fromstring(junit.document("s", [], found))
     (suite,) = [one for one in root if one.name != "verdicts"]
     assert suite.name == found.others[0].name
     assert {one.name: one.value for one in suite.properties()} == {
         "from": "lab",
+        "computer": "another host identity",
         "class": "2",
-        "class of this machine": "1",
+        "class of this setting": "1",
         "CPU capability": "AVX2",
-        "host": "two",
+        "host identity": "two",
     }
 
 
-def test_a_machine_that_has_run_nothing_is_of_no_class(lab):
+def test_a_setting_that_has_run_nothing_is_of_no_class(lab):
     found = lab.across([lab.replay()], ("lab", [lab.replay(on=facts("two"), ended=LACKING)]))
     root = junitparser.JUnitXml.fromstring(junit.document("s", [], found))
     (suite,) = [one for one in root if one.name != "verdicts"]
@@ -137,7 +138,7 @@ def seconds(content, name):
     }
 
 
-def test_times_are_those_of_the_process_on_the_machine_of_the_suite(lab):
+def test_times_are_those_of_the_process_under_the_setting_of_the_suite(lab):
     own, theirs = timed(lab.replay(), 2.5), timed(lab.replay(on=facts("two")), 4.0004)
     found = lab.across([own], ("lab", [theirs]))
     content = junit.document("s", [(own, Verdict(AS_EXPECTED, ()))], found)

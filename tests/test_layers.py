@@ -23,6 +23,7 @@ CORE = (
     "experiments.series",
     "experiments.pack",
     "experiments.classes",
+    "experiments.causes",
     "experiments.quantity",
 )
 PICTURE = {
@@ -43,6 +44,7 @@ PICTURE = {
     "experiments/launch.py": ("experiments.record",),
     "experiments/needs.py": ("experiments.record",),
     "experiments/classes.py": ("experiments.record",),
+    "experiments/causes.py": ("experiments.record", "experiments.classes"),
     "experiments/capsule.py": ("experiments.record", "experiments.pack"),
     "experiments/elsewhere.py": (
         "experiments.fingerprint",

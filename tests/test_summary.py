@@ -35,7 +35,7 @@ def lab():
 
 
 def beside(lab, cases=1, **words):
-    """A sweep beside a machine that differs in every case."""
+    """A sweep beside a setting that differs in every case."""
     said = {"message": "no", "environment": "avx2", "scenario": "checkpoint/policy", "host": "two", **words}
     names = [f"case{at:02}" for at in range(cases)]
     theirs = [
@@ -63,24 +63,27 @@ def test_it_says_what_came_of_the_sweep_and_where_its_report_is(lab):
     assert "Report: `outputs/reports/a-sweep.md`" in made
     titles = [line[3:] for line in made.splitlines() if line.startswith("## ")]
     assert titles == [
-        "This machine among others",
+        "This setting among others",
         "From planned to same",
         "Proven causes",
         "1 pair differs beyond rounding",
     ]
 
 
-def test_with_no_other_machine_it_says_so(lab):
+def test_with_no_other_setting_it_says_so(lab):
     for found in (None, lab.across([lab.replay()])):
-        assert text(found).endswith("It was not compared with another machine.")
+        assert text(found).endswith("It was not compared with another setting.")
         assert "## " not in text(found)
 
 
 def test_proven_causes_are_listed_and_their_absence_is_said(lab):
-    assert "No cause is proven yet." in text(beside(lab))
-    flipped = lab.replay(numbers=(1.0, 3.0), on=facts(cap="AVX2"))
-    made = text(lab.across([lab.replay()], ("archive", [flipped])))
-    assert "| `default-capability-avx2` | CPU capability | `AVX512` | `AVX2` | 1 of 1 |" in made
+    assert "No cause is proven: " in text(beside(lab))
+    other = ("archive", [lab.replay(numbers=(1.0, 3.0), on=facts(cap="AVX2"))])
+    assert "No cause is proven: " in text(lab.across([lab.replay()], other)), "it is no witness of its own"
+    proof = ("a-proof", lab.proof("plain", (1.0, 2.0), (1.0, 3.0)))
+    made = text(lab.across([lab.replay()], other, counter=[proof]))
+    assert "| `default-capability-avx2` | CPU capability | `AVX512` | `AVX2` | 1 of 1 | `a-proof` |" in made
+    assert "No cause is proven" not in made
     assert "Proven causes" not in text(lab.across([lab.replay()], ("lab", [lab.replay(on=facts("two"))])))
 
 
@@ -165,7 +168,7 @@ def test_a_file_stays_below_its_limit_and_every_section_is_shown_or_named(tmp_pa
 
 @pytest.fixture
 def place(lab, tmp_path, monkeypatch):
-    """A folder with an archive of one sweep of two cases, and a bundle of another machine that differs in one."""
+    """A folder with an archive of one sweep of two cases, and bundles of two other computers, of which one differs."""
     monkeypatch.delenv(summary.VARIABLE, raising=False)
     theirs = [lab.replay("a", on=facts("two", cap="AVX2")), lab.replay("b", (1.0, 2.5), on=facts("two", cap="AVX2"))]
     agreeing = [lab.replay("a", on=facts("three"))]
@@ -281,14 +284,14 @@ def test_a_gate_is_closed_where_something_differs_from_what_was_published(place,
     )
 
 
-def test_a_gate_may_be_held_against_one_machine(place, capsys):
+def test_a_gate_may_be_held_against_one_setting(place, capsys):
     assert reports(place, "--gate", "default-thre") == 0
     assert reports(place, "--gate", "default-capability-avx2-two") == 1
     assert reports(place, "write", "--gate=default-thre") == 0
     capsys.readouterr()
     assert reports(place, "--gate", "nobody") == 2
     said = capsys.readouterr().err
-    assert "--gate nobody: no published machine" in said
+    assert "--gate nobody: no published setting" in said
     assert said.rstrip().endswith("Published: default-capability-avx2-two, default-thre")
 
 
@@ -298,19 +301,19 @@ def test_what_agrees_with_what_was_published_passes(place, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_gate_the_status_says_nothing_of_other_machines(place):
+def test_without_a_gate_the_status_says_nothing_of_other_settings(place):
     assert reports(place) == 0
 
 
 def test_a_gate_with_nothing_to_hold_it_against_is_no_pass(place, capsys):
     shutil.rmtree(place / "published")
     assert reports(place, "--gate") == 2
-    assert "--gate: no case was compared with a published machine" in capsys.readouterr().err
+    assert "--gate: no case was compared with a published setting" in capsys.readouterr().err
     assert reports(place, "--gate", "--alone") == 2
-    assert "--alone looks at no other machine" in capsys.readouterr().err
+    assert "--alone looks at no other setting" in capsys.readouterr().err
 
 
-def test_what_the_archive_has_of_other_machines_was_not_published(lab, place, capsys):
+def test_what_the_archive_has_of_other_settings_was_not_published(lab, place, capsys):
     shutil.rmtree(place / "published")
     other = lab.replay("b", (1.0, 2.5), on=facts(cap="AVX2"), environment="avx2").plain
     with files.Archive.open(f"sqlite:///{place}/ours.db", place / "ours") as archive:

@@ -1,0 +1,325 @@
+"""Why the bits under another setting differ from ours, and what a counter-replay has shown of it.
+
+A *counter-replay* is a sweep of its own, run here, of the cases that differ: each is run several times under our
+setting again, which is its *control*, and several times with one factor flipped to what it is there. The factor is
+the *cause* if in every one of these cases the control gives our bits again and the flipped run gives those from there,
+each time. Nothing else proves a cause: no record is its own witness, so neither those that are to be explained nor
+any that somebody brought count, however alone the factor is in which they differ.
+
+Pure: replays in, values out. Only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from .classes import (
+    CAPABILITY,
+    GPU,
+    HOST,
+    INTERPRETER,
+    MKL,
+    PRECISION,
+    PROCESSOR,
+    SOURCES,
+    SYSTEM,
+    THREADS,
+    VARIABLE,
+    ComputerSetting,
+    computer_settings,
+    differing,
+    label,
+    value,
+)
+from .record import VARIABLES, Replay, Spec, digest
+
+CONTROL = "control-"
+FLIP = "flip-"
+"""How the two environments of a counter-replay are called; the factor follows."""
+REPEATS = 2
+"""Times that each case is run on either side, at least."""
+
+
+def environment(kind: str, factor: str) -> str:
+    """Name of the control or the flipped environment of a factor."""
+    return kind + re.sub(r"[^\w.-]+", "-", factor)
+
+
+def is_counter_replay(name: str) -> bool:
+    """Whether an environment of this name is part of a counter-replay, and nothing that somebody asked to compare."""
+    return name.startswith((CONTROL, FLIP))
+
+
+def plans_counter_replay(specs: Sequence[Spec]) -> bool:
+    """Whether a sweep of these specs has one control and one flip, and nothing else."""
+    names = sorted({spec.setting.environment for spec in specs})
+    return len(names) == 2 and names[0].startswith(CONTROL) and names[1].startswith(FLIP)
+
+
+@dataclass(frozen=True)
+class CounterReplay:
+    """What one sweep that was run here shows: our setting again, and with one factor flipped."""
+
+    sweep: str
+    control: ComputerSetting
+    flipped: ComputerSetting
+
+    @property
+    def records(self) -> set[str]:
+        """Digests of all its records."""
+        return _records(self.control) | _records(self.flipped)
+
+
+def counter_replay(
+    sweep: str, replays: Sequence[Replay], facts: Mapping[str, Mapping[str, Any]]
+) -> CounterReplay | None:
+    """The counter-replay of a sweep. None if a side has not run, or did so on more than one computer or setting."""
+    found = computer_settings(replays, facts)
+    control = [one for one in found if one.environment.startswith(CONTROL)]
+    flipped = [one for one in found if one.environment.startswith(FLIP)]
+    if len(control) != 1 or len(flipped) != 1 or len(found) != 2:
+        return None
+    return CounterReplay(sweep, control[0], flipped[0])
+
+
+def _records(one: ComputerSetting) -> set[str]:
+    return {digest(record.text()) for replay in one.replays for record in replay.records.values()}
+
+
+# Causes.
+
+
+PROVEN = "proven"
+IN_PART = "proven in part"
+NOT_THE_CAUSE = "not the cause"
+OTHER_BITS = "changes the bits, but not to these"
+CONTROL_DIFFERS = "cannot decide: the control itself differs from our first run"
+UNDECIDED = "cannot decide: not every case was run twice on both sides"
+OPEN = "not flipped yet"
+CANNOT = "cannot be flipped here"
+
+_ORDER = (PROVEN, IN_PART, OTHER_BITS, CONTROL_DIFFERS, UNDECIDED, OPEN, CANNOT, NOT_THE_CAUSE)
+_WEAKEST = (CONTROL_DIFFERS, UNDECIDED, NOT_THE_CAUSE, OTHER_BITS, IN_PART, PROVEN)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A factor in which another setting differs from ours, and what flipping it alone has shown."""
+
+    factor: str
+    ours: str
+    theirs: str
+    alone: bool
+    """Whether the two differ in nothing else. That proves nothing."""
+    word: str
+    followed: int
+    """Cases in which the control gave our bits each time, and the flipped run those from there each time."""
+    tried: int
+    """Cases that were run at least `REPEATS` times on both sides."""
+    of: int
+    """Cases that differ."""
+    by: str
+    """Sweep of the counter-replay that shows it. Empty if there is none."""
+    why: str
+    """Why it cannot be flipped, or why what was run shows nothing. Empty otherwise."""
+
+    @property
+    def words(self) -> str:
+        """What is known of it, as a reader is told."""
+        return f"differs in this alone; {self.word}" if self.alone and not self.by else self.word
+
+    @property
+    def open(self) -> bool:
+        """Whether a counter-replay could tell more than is known."""
+        return self.word == OPEN or (bool(self.by) and self.tried < self.of and self.word != CONTROL_DIFFERS)
+
+
+def causes(ours: ComputerSetting, theirs: ComputerSetting, shown: Sequence[CounterReplay]) -> list[Cause]:
+    """Each factor in which the two differ, and whether the bits follow it: first what is proven."""
+    unlike = _unlike(ours, theirs)
+    if not unlike:
+        return []
+    found = [_cause(factor, ours, theirs, shown) for factor in differing(ours, theirs)]
+    return sorted(found, key=lambda one: (-one.followed, _ORDER.index(one.word), one.factor))
+
+
+def _unlike(ours: ComputerSetting, theirs: ComputerSetting) -> list[str]:
+    """Cases and passes that both have run, with other evidence."""
+    first, second = ours.evidence, theirs.evidence
+    return sorted(case for case in first.keys() & second.keys() if first[case] != second[case])
+
+
+def differing_cases(ours: ComputerSetting, theirs: ComputerSetting) -> set[str]:
+    """Digests of the cases in which the two differ, and which a counter-replay must therefore run."""
+    return {case.partition(" ")[0] for case in _unlike(ours, theirs)}
+
+
+def _cause(factor: str, ours: ComputerSetting, theirs: ComputerSetting, shown: Sequence[CounterReplay]) -> Cause:
+    decided = [_decided(factor, ours, theirs, one) for one in shown if _bears(one, factor, ours, theirs)]
+    if decided:
+        # A control that has failed outweighs all, then what was run in most cases, then what speaks against a proof:
+        # nobody gets a proof by running until one comes out.
+        return min(decided, key=lambda one: (one.word != CONTROL_DIFFERS, -one.tried, _WEAKEST.index(one.word)))
+    why = hindrance(factor, ours, theirs)
+    word = CANNOT if why else OPEN
+    return _made(factor, ours, theirs, word, why=why or _failure(factor, ours, shown))
+
+
+def _made(
+    factor: str,
+    ours: ComputerSetting,
+    theirs: ComputerSetting,
+    word: str,
+    followed: int = 0,
+    tried: int = 0,
+    by: str = "",
+    why: str = "",
+) -> Cause:
+    values = value(ours, factor, theirs), value(theirs, factor, ours)
+    alone = differing(ours, theirs) == [factor]
+    return Cause(factor, *values, alone, word, followed, tried, len(_unlike(ours, theirs)), by, why)
+
+
+def _bears(one: CounterReplay, factor: str, ours: ComputerSetting, theirs: ComputerSetting) -> bool:
+    """Whether the counter-replay is of this factor alone, from our value to theirs, on this computer, and none of its
+    records is among those that are to be explained.
+    """
+    return (
+        _is_control(one, ours)
+        and differing(one.control, one.flipped) == differing(ours, one.flipped) == [factor]
+        and factor not in differing(one.flipped, theirs)
+        and not one.records & (_records(ours) | _records(theirs))
+    )
+
+
+def _is_control(one: CounterReplay, ours: ComputerSetting) -> bool:
+    """Whether its control ran on our computer as we did."""
+    return bool(ours.computer) and one.control.computer == ours.computer and not differing(ours, one.control)
+
+
+def _decided(factor: str, ours: ComputerSetting, theirs: ComputerSetting, one: CounterReplay) -> Cause:
+    first, second, unlike = ours.evidence, theirs.evidence, _unlike(ours, theirs)
+    control, flipped = one.control.repeats, one.flipped.repeats
+    astray = [case for case in unlike if any(found != first[case] for found in control.get(case, ()))]
+    tried = [case for case in unlike if min(len(side.get(case, ())) for side in (control, flipped)) >= REPEATS]
+    followed = [case for case in tried if case not in astray and set(flipped[case]) == {second[case]}]
+    stayed = [case for case in tried if set(flipped[case]) == {first[case]}]
+    if astray:
+        word = CONTROL_DIFFERS
+    elif followed:
+        word = PROVEN if len(followed) == len(unlike) else IN_PART
+    elif len(tried) < len(unlike):
+        word = UNDECIDED
+    else:
+        word = NOT_THE_CAUSE if len(stayed) == len(unlike) else OTHER_BITS
+    return _made(factor, ours, theirs, word, len(followed), len(tried), one.sweep)
+
+
+def _failure(factor: str, ours: ComputerSetting, shown: Sequence[CounterReplay]) -> str:
+    """What a counter-replay of the factor has changed instead. Empty if there was none."""
+    for one in reversed(shown):
+        if one.flipped.environment != environment(FLIP, factor):
+            continue
+        if not _is_control(one, ours):
+            return _than(f"the control of {one.sweep} did not run as ours", differing(ours, one.control))
+        changed = differing(one.control, one.flipped)
+        if changed != [factor]:
+            return _than(f"{one.sweep} did not flip it alone", changed)
+    return ""
+
+
+def _than(said: str, factors: Sequence[str]) -> str:
+    return f"{said}: {', '.join(map(label, factors)) or 'nothing'} changed"
+
+
+# Flipping.
+
+
+MOST_THREADS = 1024
+_WORD = re.compile(r"(?=\W*\w)[\w.,:;=+-]{1,200}")
+_CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
+"""What x86-64 processors can play, in this order: each can play those before its own."""
+_FIXED: Mapping[str, str] = {
+    HOST: "it is the computer itself",
+    PROCESSOR: "it is the computer's",
+    GPU: "it is the computer's",
+    SYSTEM: "it is the computer's",
+}
+
+
+@dataclass(frozen=True)
+class Flip:
+    """How to run ours with one factor as it is under another setting."""
+
+    factor: str
+    variables: Mapping[str, str]
+    threads: int | None
+    matmul_precision: str
+    sources: str
+    """``original`` or ``copied``. Empty: as ours."""
+    interpreter: bool
+    """True if it takes another interpreter, which somebody must give."""
+
+
+def hindrance(factor: str, ours: ComputerSetting, theirs: ComputerSetting) -> str:
+    """Why the factor cannot be flipped here to what it is under the other setting. Empty if it can."""
+    if factor == CAPABILITY:
+        return _incapable(*(one.factors.get(factor, {}).get("cpu.capability", "") for one in (ours, theirs)))
+    facts = theirs.factors.get(factor, {})
+    if factor == MKL or factor.startswith(VARIABLE):
+        return _not_to_be_set(facts)
+    if factor == THREADS:
+        told = facts.get("switches.threads", "")
+        return "" if told.isdecimal() and 0 < int(told[:9]) <= MOST_THREADS else "it does not tell how many it has"
+    if factor == PRECISION:
+        known = facts.get("switches.matmul_precision") in ("highest", "high", "medium")
+        return "" if known else "it tells no precision that torch has"
+    if factor in (INTERPRETER, SOURCES):
+        return ""
+    return _FIXED.get(factor, "no setting changes it")
+
+
+def _incapable(here: str, there: str) -> str:
+    if here not in _CAPABILITIES or there not in _CAPABILITIES:
+        return f"no processor is told to be {there} by a variable"
+    if _CAPABILITIES.index(there) > _CAPABILITIES.index(here):
+        return f"this processor, as it was run, has no {there}"
+    return ""
+
+
+def _not_to_be_set(facts: Mapping[str, str]) -> str:
+    """Facts come from strangers: what they say is set here only if it is one of the variables that are recorded, with
+    a value that is a word.
+    """
+    if not facts:
+        return "it is set here and not there: unset it and sweep again"
+    names = [name.partition(".")[2] for name in facts]
+    if not all(name in VARIABLES for name in names) or not all(_WORD.fullmatch(text) for text in facts.values()):
+        return "it is no variable that a calculation depends on, or has an odd value: set it yourself and sweep"
+    return ""
+
+
+def flips(ours: ComputerSetting, theirs: ComputerSetting, shown: Sequence[CounterReplay]) -> list[Flip]:
+    """Counter-replays that would tell more about why the two differ: one for each factor that can be flipped and was
+    not, or not in every case.
+    """
+    return [_flip(cause.factor, theirs) for cause in causes(ours, theirs, shown) if cause.open]
+
+
+def _flip(factor: str, theirs: ComputerSetting) -> Flip:
+    facts = theirs.factors.get(factor, {})
+    variables: dict[str, str] = {}
+    if factor == CAPABILITY:
+        variables["ATEN_CPU_CAPABILITY"] = facts["cpu.capability"].lower()
+    elif factor == MKL or factor.startswith(VARIABLE):
+        variables = {name.partition(".")[2]: text for name, text in facts.items()}
+    return Flip(
+        factor=factor,
+        variables=variables,
+        threads=int(facts["switches.threads"]) if factor == THREADS else None,
+        matmul_precision=facts.get("switches.matmul_precision", "") if factor == PRECISION else "",
+        sources=facts.get("setting.sources", "original") if factor == SOURCES else "",
+        interpreter=factor == INTERPRETER,
+    )
