@@ -1,10 +1,13 @@
-"""What was claimed in public, and what the records say about it: all claims of all sources."""
+"""What was claimed in public, and what the records say about it: all claims of all notes."""
 
 from __future__ import annotations
 
 from experiments.verdict import Ruling
 from reports import checkpoint_note, compile_note
-from reports.rulings import Advice, Claim, Evidence
+from reports.findings import Evidence, gather
+from reports.rulings import Advice, Claim
+
+__all__ = ["ADVICE", "CLAIMS", "advise", "decide", "gather"]
 
 CLAIMS = (*checkpoint_note.CLAIMS, *compile_note.CLAIMS)
 ADVICE = (*checkpoint_note.ADVICE, *compile_note.ADVICE)

@@ -18,9 +18,10 @@ from reports import across_page
 from reports.across import BIN_NAMES, Across, Origin, across, as_json
 from reports.claims import advise, decide
 from reports.compare import compare
+from reports.findings import gather
 from reports.markdown import render
 from reports.reported import REPORTED
-from reports.rulings import Claim, gather
+from reports.rulings import Claim
 from store import bundle
 from store.archive import Archive, ArchiveError
 from store.figures import draw, draw_shares

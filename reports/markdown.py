@@ -13,7 +13,7 @@ from experiments.agreement import RANKS, Step
 from experiments.classes import flat
 from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
-from experiments.verdict import NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
+from experiments.verdict import CANNOT_DECIDE, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
 from reports.pieces import count, folded, html, prose, table
 from reports.rulings import Advice, Claim
@@ -124,15 +124,16 @@ def _controls(cases: Sequence[Case]) -> list[str]:
 def _notes(rulings: Sequence[tuple[Claim, Ruling]], advice: Sequence[tuple[Advice, Ruling]]) -> list[str]:
     """Each note in one page: what was right, what was not, what to do instead. Every sentence with its records."""
     lines: list[str] = []
-    for source in dict.fromkeys(claim.source for claim, _ in rulings):
-        own = [(claim, ruling) for claim, ruling in rulings if claim.source == source]
+    for note in dict.fromkeys(claim.note for claim, _ in rulings):
+        own = [(claim, ruling) for claim, ruling in rulings if claim.note == note]
         counts = Counter(ruling.word for _, ruling in own)
         said = ", ".join(f"{counts[word]} {word}" for word, _ in _STORY if counts[word])
-        lines += ["", f"## The {prose(source)} in one page", "", f"Of {count(len(own), 'claim', 'claims')}: {said}."]
+        lines += ["", f"## The {prose(note.name)} in one page", "", prose(note.about), ""]
+        lines += [f"Of {count(len(own), 'claim', 'claims')}: {said}."]
         for word, heading in _STORY:
             listed = [_claim(claim, ruling) for claim, ruling in own if ruling.word == word]
             lines += ["", f"**{heading}**", "", *listed] if listed else []
-        instead = [(one, ruling) for one, ruling in advice if one.source == source]
+        instead = [(one, ruling) for one, ruling in advice if one.note == note]
         lines += _instead(instead)
     return lines[1:]
 
@@ -141,6 +142,7 @@ _STORY = (
     (SUPPORTED, "What was right"),
     (SUPPORTED_IN_PART, "What was right in part"),
     (REFUTED, "What was not right"),
+    (CANNOT_DECIDE, "What these records cannot decide"),
     (NOT_TESTED, "What was not tested here"),
 )
 
