@@ -41,3 +41,24 @@ def median_and_range(values: Sequence[float], unit: str = "", digits: int = DIGI
     low, high = (significant(bound, digits) for bound in (min(values), max(values)))
     between = f"all {low}" if low == high else f"{low} to {high}"
     return f"{shown} (median of {len(values)} runs, {between})"
+
+
+EXACT = 1e-9
+"""Share of a value below which its error is that of the arithmetic, not of what was measured."""
+
+
+def with_error(value: float, error: float) -> str:
+    """A value and its standard error, both to the digits that the error leaves: ``1.9964 ± 0.0002``, ``1.98 ± 0.03``.
+
+    The error has one significant digit, or two where the first is a 1. No error that says nothing is printed: one of
+    zero becomes ``2 (no scatter)``, and one that is no number ``2.0 (error not known)``.
+    """
+    if not (math.isfinite(value) and math.isfinite(error) and error >= 0):
+        return f"{significant(value)} (error not known)"
+    if error <= EXACT * abs(value):
+        return f"{value:.4g} (no scatter)"
+    exponent = math.floor(math.log10(error))
+    digits = 1 if f"{error:e}".startswith("1") else 0
+    decimals = digits - exponent
+    shown, scatter = (f"{round(one, decimals) + 0.0:.{max(0, decimals)}f}" for one in (value, error))
+    return f"{shown} ± {scatter}"
