@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any, Callable, Sequence
 
-from experiments.quantity import median_and_range, significant
+from experiments.quantity import median_and_range, significant, with_error
 from experiments.record import Record, Replay, Tensor
 from experiments.series import Fit
 
@@ -122,10 +122,5 @@ def places(replays: Sequence[Replay], parameter: str) -> str:
 
 
 def power(fitted: Fit | None) -> str:
-    """A fitted exponent with its standard error, as many digits as that has: ``1.9964 ± 0.0002``."""
-    if fitted is None:
-        return "unknown"
-    digits = 4 if fitted.error <= 0 else max(0, -math.floor(math.log10(float(f"{fitted.error:.0e}"))))
-    if digits > 6 or fitted.error <= 0:
-        return f"{fitted.exponent:.4f} (all points on one line)"
-    return f"{fitted.exponent:.{digits}f} ± {fitted.error:.{digits}f}"
+    """A fitted exponent with its standard error."""
+    return "unknown" if fitted is None else with_error(fitted.exponent, fitted.error)

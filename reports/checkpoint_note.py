@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -242,11 +243,12 @@ def _gradients(ours: Record, theirs: Record, fetch: Fetch) -> dict[str, Differen
 
 
 def _ratio(from_math: Difference, own: Difference, theirs: Difference) -> tuple[float, str]:
-    ratio = from_math.absolute / own.absolute if own.absolute else float(from_math.absolute > 0)
+    """The difference over its own error, infinite where it has none, and both in words."""
+    ratio = from_math.absolute / own.absolute if own.absolute else math.inf if from_math.absolute else 0.0
+    times = f"{significant(ratio)} times its own error" if own.absolute else "and has no error of its own"
     text = (
-        f"the gradient of {from_math.name} differs from MATH's by up to {significant(from_math.absolute)}, "
-        f"{significant(ratio)} times its own error ({significant(own.absolute)}; MATH's {significant(theirs.absolute)})"
-        f"{from_math.sampled}"
+        f"the gradient of {from_math.name} differs from MATH's by up to {significant(from_math.absolute)}, {times} "
+        f"({significant(own.absolute)}; MATH's {significant(theirs.absolute)}){from_math.sampled}"
     )
     return ratio, text
 
@@ -333,7 +335,7 @@ def _ended(record: Record) -> str:
 def _attention(record: Record) -> str:
     """The attention operators of forward and recomputation."""
     phases = [operators(record, phase) for phase in ("forward", "recomputation")]
-    named = [sorted(name for name in one or () if "scaled_dot_product" in name) for one in phases]
+    named = [sorted(name for name in one or () if "::_scaled_dot_product" in name) for one in phases]
     return " then ".join(", ".join(one) or "none" for one in named)
 
 

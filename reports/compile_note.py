@@ -138,13 +138,12 @@ EXPONENT, WITHIN = 2.0, 0.1
 
 
 def _fitted(replays: Sequence[Replay]) -> Fit | None:
-    pairs = [
-        (float(replay.spec.question.parameters["keys"]), float(reached))
-        for replay in replays
-        for reached in [peak(replay.plain) if replay.plain else None]
-        if reached is not None
-    ]
-    return fit(pairs)
+    """Of the median peak at each number of keys."""
+    by_keys: dict[int, list[Replay]] = {}
+    for replay in replays:
+        by_keys.setdefault(replay.spec.question.parameters["keys"], []).append(replay)
+    medians = [(float(keys), amounts.middle(listed, peak)) for keys, listed in by_keys.items()]
+    return fit([(keys, reached) for keys, reached in medians if reached is not None])
 
 
 def _grows_with_the_scores(pairs: Sequence[tuple[Replay, Context]]) -> Look:
@@ -326,7 +325,7 @@ def _masked(evidence: Evidence) -> Ruling:
         ),
         needed(
             unmasked,
-            f"without a mask they are others, and the peak of as many calls is {peaks[1]}, so the mask spares nothing",
+            f"without a mask they are others, and the peak of as many calls is {peaks[1]}",
             "without a mask they are the same, so that nothing tells whether a mask is applied",
         ),
         beside(compiled, "compiled, the values are those as well", "compiled, the values are others"),
@@ -428,8 +427,8 @@ def _part_of_checkpoint(evidence: Evidence) -> Ruling:
         speaks_for(
             _alone(evidence, "non-reentrant"),
             "with nothing else tracing, a compiled function under checkpoint(use_reentrant=False) is refused",
-            "with nothing else tracing, a compiled function under checkpoint(use_reentrant=False) is right: nothing "
-            "in it traces",
+            "with nothing else tracing, a compiled function under checkpoint(use_reentrant=False) is not refused, and "
+            "is right",
         ),
         *_without_checkpoint(evidence),
         _told_race(_race(evidence, "none"), "without any checkpoint"),
@@ -438,14 +437,8 @@ def _part_of_checkpoint(evidence: Evidence) -> Ruling:
 
 def _both_kinds(evidence: Evidence) -> Ruling:
     traced, compiling = (find(evidence, "reentrant") for find in (_while_traced, _while_compiled))
-    conflict = _while_traced(evidence, "none")
     return rule(
-        needed(
-            conflict,
-            "the conflict is there: without any checkpoint a call is refused while another thread traces",
-            "there is no conflict to be avoided: without any checkpoint a call is not refused while another thread "
-            "traces",
-        ),
+        _conflict(evidence),
         speaks_against(
             traced,
             "use_reentrant=True does not avoid it: a call is refused while another thread traces",
@@ -453,7 +446,7 @@ def _both_kinds(evidence: Evidence) -> Ruling:
         ),
         speaks_against(
             compiling,
-            "nor while another thread compiles its backward",
+            "with use_reentrant=True a call is refused while another thread compiles its backward",
             "with use_reentrant=True no call is refused while another thread compiles its backward",
         ),
         speaks_for(
@@ -461,7 +454,11 @@ def _both_kinds(evidence: Evidence) -> Ruling:
             "with nothing else tracing, compiled functions are refused under use_reentrant=False",
             "with nothing else tracing, compiled functions are right under use_reentrant=False",
         ),
-        beside(_alone(evidence, "reentrant"), "under use_reentrant=True they are refused", "and under True as well"),
+        beside(
+            _alone(evidence, "reentrant"),
+            "with nothing else tracing, compiled functions are refused under use_reentrant=True",
+            "with nothing else tracing, compiled functions are right under use_reentrant=True",
+        ),
         _told_race(_race(evidence, "reentrant"), "with the reentrant kind"),
         _told_race(_race(evidence, "non-reentrant"), "with the non-reentrant kind"),
     )
@@ -505,10 +502,20 @@ def _third_thread(evidence: Evidence) -> Ruling:
     )
 
 
+def _conflict(evidence: Evidence) -> Statement:
+    """Where no call is refused at all, nothing can be said of what helps."""
+    refused = "without any checkpoint, a call of a compiled function while another thread traces is"
+    return needed(
+        _while_traced(evidence, "none"),
+        f"{refused} refused",
+        f"{refused} not refused, so that there is nothing to be avoided",
+    )
+
+
 def _own_functions(evidence: Evidence) -> Ruling:
     own = evidence.find(_cases(TRACES, "compiled_for_its_own_thread"), is_refused)
-    call = "while another thread traces, a function that was compiled by and for its own thread"
-    return rule(speaks_for(own, f"{call} is refused all the same", f"{call} is not refused"))
+    call = "a function that was compiled by and for its own thread"
+    return rule(_conflict(evidence), speaks_for(own, f"{call} is refused all the same", f"{call} is not refused"))
 
 
 def _weighed(evidence: Evidence) -> Ruling:
@@ -527,35 +534,27 @@ def _weighed(evidence: Evidence) -> Ruling:
         _cases(WAYS, "compiler_switched_off", around="attention", switch="disable"), as_marked("agrees", "shows")
     )
     lock = evidence.find(_cases(WAYS, "one_lock_around_traces_and_steps"), as_marked())
-    step = "while another thread traces, a step with attention inside the checkpoint"
+    apart = "with attention apart from the checkpoint a step is"
+    off = "with the compiler switched off by a context"
     return rule(
         needed(
             other,
-            f"{step} of the non-reentrant kind is refused",
-            f"{step} of the non-reentrant kind is not refused, so there is nothing to be avoided",
+            "while another thread traces, a step with attention inside a non-reentrant checkpoint is refused",
+            "while another thread traces, a step with attention inside a non-reentrant checkpoint is not refused, so "
+            "that there is nothing to be avoided",
         ),
         speaks_against(
             inside,
-            "inside one of the reentrant kind it is refused as well",
-            "inside one of the reentrant kind it is not",
+            "with attention inside a reentrant checkpoint it is refused as well",
+            "with attention inside a reentrant checkpoint it is not refused",
         ),
         beside(
-            forward,
-            "with attention apart from the checkpoint it is refused if the trace is during forward",
-            "with attention apart from the checkpoint it is not refused if the trace is during forward",
+            forward, f"{apart} refused if the trace is during forward", f"{apart} not refused if it is during forward"
         ),
-        beside(backward, "and during backward", "and not if it is during backward"),
-        beside(
-            whole,
-            "with the compiler switched off by a context for the whole forward it is refused",
-            "with the compiler switched off by a context for the whole forward it is not refused",
-        ),
+        beside(backward, f"{apart} refused if it is during backward", f"{apart} not refused if it is during backward"),
+        beside(whole, f"{off} for the whole forward it is refused", f"{off} for the whole forward it is not refused"),
         *(
-            beside(
-                one,
-                f"and so it is with {name} around flex_attention",
-                f"it is not with {name} around flex_attention",
-            )
+            beside(one, f"{off} ({name}) around flex_attention it is refused", f"{off} ({name}) around it, it is not")
             for name, one in zip(("set_stance", "config.disable"), contexts)
         ),
         beside(
@@ -608,8 +607,13 @@ def _mask_changes(evidence: Evidence) -> Ruling:
         masks("if the number of joined functions changes,", mask="several functions"),
         masks("if a number or lengths change with dynamic=False,", dynamic=False),
         beside(
+            evidence.find(_cases(RECOMPILES, ANOTHER_MASK), plainly(lambda record: record.outcome.kind == "finished")),
+            "all steps end without an error, at the recompile limit too",
+            "the steps do not end, or with an error",
+        ),
+        beside(
             limit,
-            "at the recompile limit the steps go on uncompiled, unless they are asked to fail there, which they do",
+            "asked to fail at the recompile limit, they do",
             "asked to fail at the recompile limit, they do not",
         ),
     )

@@ -13,15 +13,13 @@ from typing import Any, Callable, Mapping, Sequence
 
 from experiments.classes import FLIP
 from experiments.record import Record, RecordError, Replay, canonical, digest, parse, replays
-from experiments.verdict import Ruling
 from reports import across_page
 from reports.across import BIN_NAMES, Across, Origin, across, as_json
-from reports.claims import advise, decide
+from reports.claims import Decided, advise, decide, decide_all
 from reports.compare import compare
 from reports.findings import gather
 from reports.markdown import render
 from reports.reported import REPORTED
-from reports.rulings import Claim
 from store import bundle
 from store.archive import Archive, ArchiveError
 from store.figures import draw, draw_shares
@@ -81,12 +79,13 @@ def report(archive: Archive, sweep: str, stem: str, published: Path | None = PUB
     machines = facts(archive, made)
     comparison = compare(made, archive.fetch, machines, titles(archive, made))
     names = {one.series.name: f"{stem}-{key(one.series.name)}.png" for one in comparison.series}
-    evidence = gather(made, archive.fetch, machines)
     found = None if published is None else beside_others(archive, sweep, made, published)
+    evidence = gather(made, archive.fetch, machines, {one.name: one.replays for one in found.others} if found else {})
     shown = found is not None and any(one.elements for one in found.distances)
     image = f"{stem}-machines.png" if shown else ""
     others = [] if found is None else across_page.page(found, image)
-    text = render(sweep, made, comparison, decide(evidence), advise(evidence), names, others)
+    elsewhere = {} if found is None or published is None else records_elsewhere(found, published)
+    text = render(sweep, made, comparison, decide(evidence), advise(evidence), names, others, elsewhere)
     files = {names[one.series.name]: draw(one) for one in comparison.series}
     if found is not None:
         files[f"{stem}.agreement.json"] = as_json(found).encode("utf-8")
@@ -119,6 +118,25 @@ def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], publishe
         published_too = {name for _, one in bundles for name in one.digests}
         origins = [_rest(archive, own, published_too), *(_bundled(path, one) for path, one in other)]
         return across(own, [one for one in origins if one.replays], _any(fetches), REPORTED, len(planned))
+
+
+def records_elsewhere(found: Across, published: Path) -> dict[str, list[str]]:
+    """Digests of the records that a sweep is set beside, by where they are: all of a bundle, what was looked at of
+    the archive.
+    """
+    kept: dict[str, list[str]] = {}
+    for one in found.others:
+        if (published / one.origin).is_file():
+            kept[one.origin] = _in_bundle(published / one.origin)
+        else:
+            listed = [digest(record.text()) for replay in one.replays for record in replay.records.values()]
+            kept.setdefault(one.origin, []).extend(listed)
+    return {name: sorted(set(listed)) for name, listed in sorted(kept.items())}
+
+
+def _in_bundle(path: Path) -> list[str]:
+    members = parse(bundle.manifest_and_signature(path)[0].decode("utf-8"))["members"]
+    return [one["digest"] for name, one in members.items() if name.startswith("records/")]
 
 
 def _rest(archive: Archive, own: Origin, published: set[str]) -> Origin:
@@ -178,10 +196,10 @@ def _any(fetches: Sequence[Callable[[str], bytes | None]]) -> Callable[[str], by
     return fetch
 
 
-def rulings(archive: Archive, sweep: str | None) -> list[tuple[Claim, Ruling]]:
-    """Every claim decided from one sweep, or from all records if none is given."""
+def rulings(archive: Archive, sweep: str | None) -> Decided:
+    """Every claim and all advice, decided from one sweep, or from all records if none is given."""
     made = replays(archive.records(sweep=sweep)) if sweep else _every(archive)
-    return decide(gather(made, archive.fetch, facts(archive, made)))
+    return decide_all(gather(made, archive.fetch, facts(archive, made)))
 
 
 def _every(archive: Archive) -> list[Replay]:

@@ -371,7 +371,9 @@ def tally(units: Sequence[Unit]) -> str:
     shown = _records(records) + (" of one case" if len(cases) == 1 else f" of {len(cases)} cases")
     if len(cases) > 1 and records == len(cases):
         shown = f"{len(cases)} cases, one record each"
-    return shown + (f", against {_records(beside)} of references" if beside else "")
+    return shown + (
+        f", against {_records(beside)} of {'a reference' if beside == 1 else 'references'}" if beside else ""
+    )
 
 
 def _records(number: int) -> str:

@@ -108,11 +108,13 @@ def rule_any(*statements: Statement) -> Ruling:
 def _ruling(statements: Sequence[Statement], hindrances: Sequence[str]) -> Ruling:
     deciding = [one for one in statements if one.decides]
     if not any(one.finding.units for one in deciding):
-        return Ruling(NOT_TESTED, f"not run here: {'; '.join(one.finding.name for one in deciding)}", ())
+        names = dict.fromkeys(one.finding.name for one in deciding)
+        return Ruling(NOT_TESTED, f"not run here: {'; '.join(names)}", ())
     votes = {vote for one in deciding for vote in one.votes}
     word = SUPPORTED if votes == {True} else REFUTED if votes == {False} else SUPPORTED_IN_PART
-    open_ = [one.hindrance for one in statements if one.hindrance]  # told even where enough was found without it
-    reason = "; ".join([text for one in statements for text in [one.finding.told(one.yes, one.no)] if text] + open_)
+    found = [one.finding.told(one.yes, one.no) for one in statements if one.finding.units]
+    lacking = [one.hindrance for one in statements if one.hindrance]  # told even where enough was found without it
+    reason = "; ".join([*found, *dict.fromkeys(lacking)])
     cited = {name_of(record) for one in statements for record in one.finding.records}
     return Ruling(CANNOT_DECIDE if hindrances else word, reason, tuple(sorted(cited)))
 

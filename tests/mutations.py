@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.record import Record, Replay, canonical, digest, replays
+from experiments.record import Record, digest, replays
 from reports.findings import Evidence, gather
 
 Change = Callable[[Record], "Record | None"]
