@@ -207,11 +207,13 @@ def test_each_setting_is_decided_by_itself():
     here, there = Note().broken(), Note(version="2.6.0").broken(ended=samples.outcome("finished"))
     ruling = here.ruling("A1", there)
     assert ruling.word == SUPPORTED_IN_PART
-    assert "with torch 2.13.0+cpu, supported: backward raises CheckpointError" in ruling.reason
-    assert "with torch 2.6.0, refuted: backward does not raise" in ruling.reason
+    assert "With torch 2.13.0+cpu, supported: backward raises CheckpointError" in ruling.reason
+    assert "With torch 2.6.0, refuted: backward does not raise" in ruling.reason
     alike = here.ruling("A1", Note(version="2.6.0").broken())
     assert alike.word == SUPPORTED
     assert alike.reason.startswith("in each of 2 settings: backward raises CheckpointError")
+    alone = here.ruling("A1", Note(version="2.6.0").default())
+    assert alone.reason.startswith("With torch 2.13.0+cpu, supported: "), "what was not run in the other is not its"
 
 
 @pytest.mark.parametrize("name", IDS)
