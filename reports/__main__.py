@@ -19,6 +19,7 @@ from experiments.record import RecordError, Replay, machine_identity, replays
 from experiments.verdict import Verdict, contexts, judge
 from reports import files, junit, pictures, summary
 from reports.across import CANNOT, Across, Pair
+from reports.claims import as_rows, as_text
 from reports.files import ReportError
 from store import bundle
 from store.archive import Archive, ArchiveError
@@ -63,8 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_write(commands, where)
-    claims = commands.add_parser("claims", parents=[where], help="print every claim with its ruling and records")
-    claims.add_argument("--json", action="store_true", help="as JSON: id, ruling, why, digests")
+    claims = commands.add_parser(
+        "claims", parents=[where], help="print every claim and piece of advice, its ruling, why, and its records"
+    )
+    claims.add_argument("--json", action="store_true", help="as JSON: id, note, kind, claim, ruling, why, digests")
     claims.add_argument("--all", action="store_true", help="decide from every sweep in the archive")
     claims.set_defaults(run=_claims)
     publish = commands.add_parser("publish", parents=[where], help="keep a report and its records in the checkout")
@@ -189,16 +192,7 @@ def _said(pair: Pair) -> str:
 
 def _claims(archive: Archive, options: argparse.Namespace) -> int:
     found = files.rulings(archive, None if options.all else options.sweep or files.latest(archive))
-    rows = [
-        {"id": claim.id, "ruling": ruling.word, "why": ruling.reason, "digests": list(ruling.digests)}
-        for claim, ruling in found
-    ]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        for row in rows:
-            print(f"{row['id']:<4}{row['ruling']:<20}{row['why']}")
-            print(f"    records: {', '.join(str(name)[:12] for name in row['digests']) or 'none'}")
+    print(json.dumps(as_rows(found), indent=2) if options.json else as_text(found))
     return 0
 
 

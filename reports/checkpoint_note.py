@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Callable, Iterator, Sequence
+from collections import Counter
+from dataclasses import dataclass
+from typing import Iterator, Sequence
 
-from experiments.agreement import Fetch, differences, rank
-from experiments.record import Record, Replay, machine_identity
-from experiments.verdict import AS_EXPECTED, NOT_AS_EXPECTED, SUPPORTED, SUPPORTED_IN_PART, Context, Ruling, judge
-from reports.rulings import Advice, Claim, Evidence, digests, has_gradients, operators, plain, references, ruling, share
+from experiments.agreement import Difference, Fetch, differences
+from experiments.quantity import significant
+from experiments.record import Record, Replay
+from experiments.scenario import agrees
+from experiments.verdict import CANNOT_DECIDE, NOT_TESTED, SUPPORTED, Context, Ruling
+from reports.amounts import observed
+from reports.findings import (
+    Cases,
+    Evidence,
+    Finding,
+    Look,
+    Unit,
+    name_of,
+    plainly,
+    ran,
+    settings,
+    shows,
+)
+from reports.notes import CHECKPOINT_NOTE
+from reports.rulings import Advice, Claim, Decide, Statement, in_each_setting, rule, speaks_for
 
 NOTE = "checkpoint/attention_policy_ends_before_recomputation"
 SILENT = "checkpoint/attention_policy_changes_silently_when_reentrant"
@@ -16,18 +35,32 @@ MATH = "aten::_scaled_dot_product_attention_math"
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 REPAIRS = ("chosen_around_forward_and_backward", "chosen_for_both_runs", "chosen_inside_the_function")
 BROKEN = "chosen_around_the_forward"
+COMPARED = (("output", "attended"), *(("gradient", name) for name in ("query", "key", "value")))
+
+
+def _cases(*names: str, device: str = "") -> Cases:
+    return Cases(NOTE, names, device=device)
+
+
+# A1, A2: what the note saw.
+
+
+def _is_checkpoint_error(record: Record) -> bool:
+    outcome = record.outcome
+    return (
+        (outcome.kind, outcome.phase, outcome.type) == ("raised", "backward", "torch.utils.checkpoint.CheckpointError")
+    ) and "different metadata" in (outcome.message or "")
 
 
 def _raises(evidence: Evidence) -> Ruling:
-    found = evidence.of(NOTE, BROKEN)
-    holds = [
-        record.outcome.kind == "raised"
-        and record.outcome.phase == "backward"
-        and record.outcome.type == "torch.utils.checkpoint.CheckpointError"
-        and "different metadata" in (record.outcome.message or "")
-        for record in plain(found)
-    ]
-    return ruling(holds, f"CheckpointError, different metadata, in backward: {share(holds)}", digests(found))
+    found = evidence.find(_cases(BROKEN), plainly(_is_checkpoint_error))
+    return rule(
+        speaks_for(
+            found,
+            "backward raises CheckpointError, different metadata",
+            "backward does not raise CheckpointError with different metadata",
+        )
+    )
 
 
 _SAVED = re.compile(
@@ -35,219 +68,340 @@ _SAVED = re.compile(
 )
 
 
+def _names_the_shapes(record: Record) -> bool:
+    return ("[2, 4, 8]", "[1, 2, 8, 4]") in _SAVED.findall(record.outcome.message or "")
+
+
 def _shapes(evidence: Evidence) -> Ruling:
-    found = evidence.of(NOTE, BROKEN)
-    pairs = [_SAVED.findall(record.outcome.message or "") for record in plain(found)]
-    holds = [("[2, 4, 8]", "[1, 2, 8, 4]") in listed for listed in pairs]
-    return ruling(
-        holds,
-        f"the message names a tensor saved as [2, 4, 8] and recomputed as [1, 2, 8, 4]: {share(holds)}",
-        digests(found),
+    found = evidence.find(_cases(BROKEN), plainly(_names_the_shapes))
+    return rule(
+        speaks_for(
+            found,
+            "the message names a tensor saved as [2, 4, 8] and recomputed as [1, 2, 8, 4]",
+            "no message names a tensor saved as [2, 4, 8] and recomputed as [1, 2, 8, 4]",
+        )
     )
 
 
-def _passes(case: str) -> Callable[[Evidence], Ruling]:
+# A3 to A7: the repairs.
+
+
+def gradients(record: Record) -> set[str]:
+    """Names of the inputs that got a gradient."""
+    seen = record.observation
+    return {tensor.name for tensor in (seen.tensors if seen else ()) if tensor.role == "gradient" and tensor.digest}
+
+
+def _passes(case: str) -> Decide:
     def decide(evidence: Evidence) -> Ruling:
-        found = evidence.of(NOTE, case)
-        holds = [record.outcome.kind == "finished" and has_gradients(record) for record in plain(found)]
-        return ruling(holds, f"finished with gradients: {share(holds)}", digests(found))
+        test = plainly(lambda record: record.outcome.kind == "finished" and bool(gradients(record)))
+        found = evidence.find(_cases(case), test)
+        return rule(speaks_for(found, "it finishes with gradients", "it does not finish with gradients"))
 
     return decide
 
 
 def _default_passes(evidence: Evidence) -> Ruling:
-    found = evidence.of(NOTE, "default_throughout")
-    holds = [judge(replay, context).word == AS_EXPECTED for replay, context in found]
-    return ruling(
-        holds,
-        f"finished with the bits of the uncheckpointed default-policy reference: {share(holds)}",
-        [*digests(found), *references(found)],
+    found = evidence.find(_cases("default_throughout"), shows(agrees(bitwise=True)))
+    return rule(
+        speaks_for(
+            found,
+            "it finishes with the bits of the uncheckpointed default-policy reference",
+            "it has not the bits of the uncheckpointed default-policy reference",
+        )
     )
+
+
+def _has_all_bits(replay: Replay, context: Context) -> Look | None:
+    """Those of the reference, in the output and in all three gradients, each of which must be there."""
+    look = shows(agrees(bitwise=True))(replay, context)
+    if look is None or look.holds is not True or replay.plain is None:
+        return look
+    seen = replay.plain.observation
+    made = {(tensor.role, tensor.name) for tensor in (seen.tensors if seen else ()) if tensor.digest}
+    return Look(set(COMPARED) <= made, look.records)
 
 
 def _exact_repairs(evidence: Evidence) -> Ruling:
-    found = evidence.of(NOTE, *REPAIRS)
-    holds = [_no_difference(replay, context, evidence.fetch) for replay, context in found]
-    reason = f"output and all three gradients have the reference's bits, so differ by exactly 0: {share(holds)}"
-    lacking = sorted(set(REPAIRS) - {replay.spec.question.case for replay, _ in found})
-    if found and lacking:
-        holds, reason = [*holds, False], f"{reason}; not run: {', '.join(lacking)}"
-    return ruling(holds, reason, [*digests(found), *references(found)])
+    def exact(claim: str, case: str) -> Statement:
+        found = evidence.find(_cases(case), _has_all_bits)
+        same = f"{claim}: output and all three gradients have the reference's bits, so differ by exactly 0"
+        return speaks_for(found, same, f"{claim}: output or a gradient is missing or has not the reference's bits")
+
+    return rule(*(exact(claim, case) for claim, case in zip(("A3", "A4", "A5"), REPAIRS)))
 
 
-def _no_difference(replay: Replay, context: Context, fetch: Fetch) -> bool:
-    if context.reference is None or context.reference.plain is None or replay.plain is None:
-        return False
-    compared = {(d.role, d.name): d for d in differences(replay.plain, context.reference.plain, fetch)}
-    wanted = [("output", "attended"), *(("gradient", name) for name in ("query", "key", "value"))]
-    return all(name in compared and compared[name].same_bits for name in wanted)
+# A8: operators.
+
+
+def operators(record: Record, phase: str) -> set[str] | None:
+    """Names of the operators of a phase. None if they were not seen."""
+    seen = record.observation.operators if record.observation else None
+    return None if seen is None or phase not in seen else {operator.name for operator in seen[phase]}
+
+
+def _has_both_operators(replay: Replay, _: Context) -> Look | None:
+    record = replay.records.get("profiled")
+    if record is None or not ran(record):
+        return None
+    forward, again = operators(record, "forward"), operators(record, "recomputation")
+    if forward is None or again is None:
+        return Look(None, (record,), "its operators were not seen")
+    return Look(MATH in forward and FLASH in again, (record,))
 
 
 def _operators(evidence: Evidence) -> Ruling:
-    found = [(replay, context) for replay, context in evidence.of(NOTE, BROKEN) if replay.spec.question.device == "cpu"]
-    holds = [
-        MATH in operators(replay, "forward") and FLASH in operators(replay, "recomputation")
-        for replay, _ in found
-        if "profiled" in replay.records
-    ]
-    reason = f"{MATH} in the forward pass and {FLASH} in the recomputation, seen in passes of their own: {share(holds)}"
-    return ruling(holds, reason, digests(found, "profiled"))
+    found = evidence.find(_cases(BROKEN, device="cpu"), _has_both_operators)
+    where = f"{MATH} in the forward pass and {FLASH} in the recomputation, in a pass of its own"
+    return rule(speaks_for(found, f"it shows {where}", f"it does not show {where}"))
 
 
-def _three_agree(evidence: Evidence) -> Ruling:
-    found = [pair for pair in evidence.of(NOTE, BROKEN, *REPAIRS) if pair[0].spec.setting.isolation == "fresh"]
-    groups: dict[tuple[str, str], list[Replay]] = {}
-    for replay, _ in found:
-        groups.setdefault((replay.spec.question.case_digest(), replay.machine), []).append(replay)
-    whole = [
-        group for group in groups.values() if len(group) >= 3 and any(_is_copy(group[0], one) for one in group[1:])
-    ]
-    holds = [all(rank(group[0], other, evidence.fetch).rank == 1 for other in group[1:]) for group in whole]
-    reason = (
-        f"{sum(holds)} of {len(holds)} cases: three or more fresh processes, one from copied sources with the "
-        "originals' digests, have equal evidence digests"
+# A9: fresh processes.
+
+
+def _agree_exactly(evidence: Evidence) -> Ruling:
+    groups: dict[str, list[Replay]] = {}
+    for replay, _ in evidence.of(_cases(BROKEN, *REPAIRS)):
+        if replay.spec.setting.isolation == "fresh" and ran(replay.plain):
+            groups.setdefault(replay.spec.question.case_digest(), []).append(replay)
+    units = [Unit(tuple(listed), _same_evidence(listed)) for listed in groups.values() if _are_enough(listed)]
+    three = "three or more fresh processes of a case, one from copied sources with the originals' digests,"
+    found = Finding(f"{NOTE} in {three.rstrip(',')}", tuple(units))
+    return rule(
+        speaks_for(found, f"{three} have equal evidence digests", f"{three} have not all equal evidence digests")
     )
-    return ruling(holds, reason, digests(found))
 
 
-def _is_copy(first: Replay, other: Replay) -> bool:
-    return other.spec.setting.sources == "copied" and first.sources == other.sources != {}
+def _are_enough(listed: Sequence[Replay]) -> bool:
+    first = next((one for one in listed if one.spec.setting.sources == "original"), None)
+    copies = [one for one in listed if one.spec.setting.sources == "copied"]
+    return len(listed) >= 3 and first is not None and any(one.sources == first.sources != {} for one in copies)
+
+
+def _same_evidence(listed: Sequence[Replay]) -> Look:
+    records = tuple(record for replay in listed for _, record in sorted(replay.records.items()))
+    return Look(len({replay.evidence_digest() for replay in listed}) == 1, records)
+
+
+# A10: explicit, not silent.
+
+
+def _is_explicit(record: Record) -> bool:
+    return record.outcome.kind == "raised" and not gradients(record)
 
 
 def _explicit(evidence: Evidence) -> Ruling:
-    found = evidence.of(NOTE, BROKEN)
-    holds = [record.outcome.kind == "raised" and not has_gradients(record) for record in plain(found)]
-    beside_it = [(pair, judge(*pair)) for pair in evidence.of(SILENT, BROKEN)]
-    silent = [pair for pair, verdict in beside_it if verdict.word == AS_EXPECTED]
-    corrupt = [(pair, verdict) for pair, verdict in beside_it if verdict.word == NOT_AS_EXPECTED]
-    reason = f"an exception, and no gradient is left behind: {share(holds)}"
-    beside = "; ".join(_silently(silent, evidence.fetch))
-    if beside:
-        reason += (
-            ". Beside it: with use_reentrant=True the same change of policy is silent. It is a change of policy "
-            f"within rounding, not corruption: {beside}"
+    found = evidence.find(_cases(BROKEN), plainly(_is_explicit))
+    silent = evidence.find(Cases(SILENT, (BROKEN,)), _is_within_rounding)
+    statements = [speaks_for(found, "an exception, and no gradient is left", "no exception, or a gradient is left")]
+    if silent.units:
+        changed = "; ".join(_silently(silent, evidence))
+        quiet = "beside it, with use_reentrant=True the same change of policy is silent, and it is"
+        statements.append(
+            speaks_for(
+                silent,
+                f"{quiet} a change of policy within rounding, not corruption: {changed}",
+                f"{quiet} more than rounding: {changed}",
+            )
         )
-    if corrupt and holds:
-        holds = [*holds, False]
-        reason += f". Not so with use_reentrant=True: {'; '.join(corrupt[0][1].reasons)}"
-    return ruling(holds, reason, [*digests(found), *digests(silent), *digests([pair for pair, _ in corrupt])])
+    return rule(*statements)
 
 
-def _silently(found: Sequence[tuple[Replay, Context]], fetch: Fetch) -> Iterator[str]:
-    """For each dtype and size: how far the silent gradients are from MATH, and each from float64."""
-    seen: set[str] = set()
-    for replay, context in found:
-        record, question = replay.plain, replay.spec.question
-        reference, exact = (one.plain if one else None for one in (context.reference, context.float64))
-        if record is None or reference is None or exact is None or question.label() in seen:
-            continue
-        seen.add(question.label())
-        pairs = ((record, reference), (record, exact), (reference, exact))
-        found_in = [d for d in differences(record, reference, fetch) if d.role == "gradient"]
-        sizes = [_largest(a, b, fetch) for a, b in pairs]
-        sampled = next((d.sampled for d in found_in if d.sampled), "")
-        where = f"{question.dtype}, {question.parameters.get('size')}"
-        yield (
-            f"{where}: gradients differ from MATH by up to {sizes[0]:.2g} "
-            f"(own float64 error {sizes[1]:.2g}, MATH's {sizes[2]:.2g}){sampled}"
-        )
+def _is_within_rounding(replay: Replay, context: Context) -> Look | None:
+    """Whether its gradients are right to rounding; the float64 reference bears the figures even where bits agree."""
+    look = shows(agrees(within_rounding=True))(replay, context)
+    ruler = context.float64.plain if context.float64 else None
+    if look is None or ruler is None or any(one is ruler for one in look.records):
+        return look
+    return Look(look.holds, (*look.records, ruler), look.why)
 
 
-def _largest(ours: Record, theirs: Record, fetch: Fetch) -> float:
-    return max((d.absolute for d in differences(ours, theirs, fetch) if d.role == "gradient"), default=0.0)
+def _silently(found: Finding, evidence: Evidence) -> list[str]:
+    """For each dtype and size the gradient that is farthest from MATH for its own error against float64."""
+    context_of = {id(replay): context for replay, context in zip(evidence.replays, evidence.contexts)}
+    worst: dict[tuple[str, str], tuple[float, str]] = {}
+    for replay in found.replays:
+        question = replay.spec.question
+        for ratio, text in _ratios(replay, context_of[id(replay)], evidence.fetch):
+            key = (question.dtype, str(question.parameters.get("size")))
+            worst[key] = max(worst.get(key, (ratio, text)), (ratio, text), key=lambda one: one[0])
+    return [f"{dtype}, {size}: {text}" for (dtype, size), (_, text) in sorted(worst.items())]
+
+
+def _ratios(replay: Replay, context: Context, fetch: Fetch) -> list[tuple[float, str]]:
+    """Of each gradient: how far it is from MATH, beside its own error and MATH's, each against float64."""
+    reference, exact = (one.plain if one else None for one in (context.reference, context.float64))
+    if replay.plain is None or reference is None or exact is None:
+        return []
+    from_math = _gradients(replay.plain, reference, fetch)
+    own, theirs = _gradients(replay.plain, exact, fetch), _gradients(reference, exact, fetch)
+    return [_ratio(from_math[n], own[n], theirs[n]) for n in from_math if n in own and n in theirs]
+
+
+def _gradients(ours: Record, theirs: Record, fetch: Fetch) -> dict[str, Difference]:
+    return {item.name: item for item in differences(ours, theirs, fetch) if item.role == "gradient"}
+
+
+def _ratio(from_math: Difference, own: Difference, theirs: Difference) -> tuple[float, str]:
+    """The difference over its own error, infinite where it has none, and both in words."""
+    ratio = from_math.absolute / own.absolute if own.absolute else math.inf if from_math.absolute else 0.0
+    times = f"{significant(ratio)} times its own error" if own.absolute else "and has no error of its own"
+    text = (
+        f"the gradient of {from_math.name} differs from MATH's by up to {significant(from_math.absolute)}, {times} "
+        f"({significant(own.absolute)}; MATH's {significant(theirs.absolute)}){from_math.sampled}"
+    )
+    return ratio, text
+
+
+# A11 to A13.
 
 
 def _fresh(evidence: Evidence) -> Ruling:
-    found = evidence.of(NOTE, "one_context_given_twice")
-    holds = [record.outcome.type == "AttributeError" for record in plain(found)]
-    return ruling(
-        holds, f"one sdpa_kernel object given for both runs raises AttributeError: {share(holds)}", digests(found)
+    is_refused = plainly(lambda record: record.outcome.type == "AttributeError")
+    found = evidence.find(_cases("one_context_given_twice"), is_refused)
+    twice = "one sdpa_kernel object given for both runs"
+    return rule(
+        speaks_for(found, f"{twice} raises AttributeError", f"{twice} does not raise AttributeError"),
     )
+
+
+def _warns(record: Record) -> bool | None:
+    """Whether the installed docstring warns of an error and of wrong gradients. None if the case did not say."""
+    seen = record.observation.observed if record.observation else ()
+    found = [one.value for one in seen if one.name.startswith("warns")]
+    return all(value is True for value in found) if found else None
 
 
 def _documented(evidence: Evidence) -> Ruling:
-    found = evidence.of(NOTE, "documented")
-    told = [{o.name: o.value for o in record.observation.observed} for record in plain(found) if record.observation]
-    warned = [[value for name, value in one.items() if name.startswith("warns")] for one in told]
-    holds = [bool(values) and all(value is True for value in values) for values in warned]
-    quoted = sorted({str(one.get("sha256 of the docstring"))[:12] for one in told})
-    reason = (
-        f"docs.pytorch.org/docs/stable/checkpoint.html; the installed docstring (SHA-256 {', '.join(quoted)}) "
-        f"warns of an error and of wrong gradients: {share(holds)}"
+    found = evidence.find(_cases("documented"), plainly(_warns, "the docstring was not read"))
+    quoted = sorted({str(observed(replay.plain, "sha256 of the docstring"))[:12] for replay in found.replays})
+    text = f"docs.pytorch.org/docs/stable/checkpoint.html; the installed docstring (SHA-256 {', '.join(quoted)})"
+    return rule(
+        speaks_for(
+            found,
+            f"{text} warns of an error and of wrong gradients",
+            f"{text} does not warn of both an error and wrong gradients",
+        )
     )
-    return ruling(holds, reason, digests(found))
 
 
 def _elsewhere(evidence: Evidence) -> Ruling:
-    """That others *may* differ: no number of agreeing machines shows it, and one that differs does."""
-    found = evidence.of(NOTE, BROKEN)
+    """That others *may* differ: one setting that does shows it, and no number of agreeing ones speaks against it."""
+    found = list(_dispatched(evidence))
     if not found:
-        return ruling([], "", [])
-    kinds = {replay.plain.evidence_digest() for replay, _ in found if replay.plain}
-    machines = {machine_identity(evidence.machines[r.machine]) for r, _ in found if r.machine in evidence.machines}
-    versions = sorted(
-        {str(evidence.machines[r.machine]["torch"]["version"]) for r, _ in found if r.machine in evidence.machines}
-    )
-    there = f"{len(machines)} {'machine' if len(machines) == 1 else 'machines'}, torch {', '.join(versions)}"
-    if len(kinds) > 1:
-        return Ruling(SUPPORTED, f"{len(kinds)} different outcomes among {there}", tuple(digests(found)))
-    reason = f"all {len(found)} replays here agree ({there}); that others may differ is not shown by these"
-    return Ruling(SUPPORTED_IN_PART, reason, tuple(digests(found)))
+        return Ruling(NOT_TESTED, f"not run here: {_cases(BROKEN).name}", ())
+    cited = tuple(sorted({name_of(one.record) for one in found}))
+    where = len({one.setting for one in found})
+    records = f"{len(cited)} records of {where} {'setting' if where == 1 else 'settings'}"
+    kinds = [Counter(one.kind for one in found if one.pass_ == name) for name in ("plain", "profiled")]
+    told = "; ".join(f"{text} ({number})" for kind in kinds for text, number in sorted(kind.items()))
+    if any(len(kind) > 1 for kind in kinds):
+        return Ruling(SUPPORTED, f"{records} differ: {told}", cited)
+    reason = f"{records} agree: {told}. That others may differ cannot be shown by those that agree"
+    return Ruling(CANNOT_DECIDE, reason, cited)
 
 
-_SOURCE = "checkpoint attention note"
+@dataclass(frozen=True)
+class _Dispatched:
+    """What one record of the note's case shows of how it was dispatched."""
+
+    setting: str
+    pass_: str
+    kind: str
+    record: Record
+
+
+def _dispatched(evidence: Evidence) -> Iterator[_Dispatched]:
+    """How the note's case ended, and which attention ran in it, here and wherever else it was run."""
+    own = settings(evidence.replays, evidence.machines)
+    named = [(repr(setting), replay) for setting, replay in zip(own, evidence.replays)]
+    named += [(name, replay) for name, listed in evidence.elsewhere.items() for replay in listed]
+    for name, replay in named:
+        if not _cases(BROKEN).cover(replay):
+            continue
+        for pass_, told in (("plain", _ended), ("profiled", _attention)):
+            record = replay.records.get(pass_)
+            if record is not None and ran(record):
+                yield _Dispatched(name, pass_, told(record), record)
+
+
+def _ended(record: Record) -> str:
+    outcome = record.outcome
+    if outcome.kind != "raised":
+        return outcome.kind
+    return f"{(outcome.type or '').rpartition('.')[2]} in {outcome.phase}"
+
+
+def _attention(record: Record) -> str:
+    """The attention operators of forward and recomputation."""
+    phases = [operators(record, phase) for phase in ("forward", "recomputation")]
+    named = [sorted(name for name in one or () if "::_scaled_dot_product" in name) for one in phases]
+    return " then ".join(", ".join(one) or "none" for one in named)
+
+
+# Advice.
+
+
+def _same_bits(case: str) -> Decide:
+    def decide(evidence: Evidence) -> Ruling:
+        found = evidence.find(_cases(case), shows(agrees(bitwise=True)))
+        bits = "the bits of the uncheckpointed MATH reference"
+        return rule(speaks_for(found, f"output and gradients have {bits}", f"output or a gradient has not {bits}"))
+
+    return decide
+
+
+def _claim(id_: str, text: str, decide: Decide, *, together: bool = False) -> Claim:
+    return Claim(id_, CHECKPOINT_NOTE, text, decide if together else in_each_setting(decide))
+
 
 CLAIMS = (
-    Claim(
+    _claim(
         "A1",
-        _SOURCE,
         "A MATH scope around the checkpointed forward only: backward raises CheckpointError, different metadata.",
         _raises,
     ),
-    Claim("A2", _SOURCE, "One of the reported shapes changes from [2, 4, 8] to [1, 2, 8, 4].", _shapes),
-    Claim("A3", _SOURCE, "A MATH scope around forward and backward passes.", _passes(REPAIRS[0])),
-    Claim("A4", _SOURCE, "A pair of fresh MATH contexts through context_fn passes.", _passes(REPAIRS[1])),
-    Claim("A5", _SOURCE, "A fresh MATH context entered inside the function at each call passes.", _passes(REPAIRS[2])),
-    Claim(
-        "A6", _SOURCE, "The default policy throughout passes against its own default-policy reference.", _default_passes
-    ),
-    Claim(
+    _claim("A2", "One of the reported shapes changes from [2, 4, 8] to [1, 2, 8, 4].", _shapes),
+    _claim("A3", "A MATH scope around forward and backward passes.", _passes(REPAIRS[0])),
+    _claim("A4", "A pair of fresh MATH contexts through context_fn passes.", _passes(REPAIRS[1])),
+    _claim("A5", "A fresh MATH context entered inside the function at each call passes.", _passes(REPAIRS[2])),
+    _claim("A6", "The default policy throughout passes against its own default-policy reference.", _default_passes),
+    _claim(
         "A7",
-        _SOURCE,
         "Against an uncheckpointed MATH reference, output and gradients of the repairs A3 to A5 differ by exactly 0.",
         _exact_repairs,
     ),
-    Claim(
-        "A8",
-        _SOURCE,
-        "An operator trace of A1, taken separately, shows MATH and a CPU flash-attention operator.",
-        _operators,
+    _claim(
+        "A8", "An operator trace of A1, taken separately, shows MATH and a CPU flash-attention operator.", _operators
     ),
-    Claim(
+    _claim(
         "A9",
-        _SOURCE,
         "Three saved fresh-process records, one of them a replay from copied sources, agree exactly.",
-        _three_agree,
+        _agree_exactly,
     ),
-    Claim("A10", _SOURCE, "The fault is an explicit exception, not silent gradient corruption.", _explicit),
-    Claim("A11", _SOURCE, "Contexts must be fresh: one per run.", _fresh),
-    Claim(
+    _claim("A10", "The fault is an explicit exception, not silent gradient corruption.", _explicit),
+    _claim("A11", "Contexts must be fresh: one per run.", _fresh),
+    _claim(
         "A12",
-        _SOURCE,
         "PyTorch's documentation warns that a function that behaves differently when recomputed gives errors or "
         "wrong gradients.",
         _documented,
     ),
-    Claim(
+    _claim(
         "A13",
-        _SOURCE,
         "Other versions, platforms and backends may dispatch differently and need not reproduce this.",
         _elsewhere,
+        together=True,
     ),
 )
 
-ADVICE = (
-    Advice(_SOURCE, "Enter the policy inside the checkpointed function, at each call.", NOTE, (REPAIRS[2],)),
-    Advice(_SOURCE, "Or give checkpoint a pair of fresh contexts through context_fn.", NOTE, (REPAIRS[1],)),
-    Advice(_SOURCE, "Or keep the policy until the gradients are there.", NOTE, (REPAIRS[0],)),
+_INSTEAD: tuple[tuple[str, str], ...] = (
+    ("Enter the policy inside the checkpointed function, at each call.", REPAIRS[2]),
+    ("Or give checkpoint a pair of fresh contexts through context_fn.", REPAIRS[1]),
+    ("Or keep the policy until the gradients are there.", REPAIRS[0]),
+)
+
+ADVICE = tuple(
+    Advice(f"A-{number}", CHECKPOINT_NOTE, text, in_each_setting(_same_bits(case)))
+    for number, (text, case) in enumerate(_INSTEAD, 1)
 )

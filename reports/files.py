@@ -13,15 +13,14 @@ from typing import Any, Callable, Mapping, Sequence
 
 from experiments.causes import is_counter_replay, plans_counter_replay
 from experiments.record import Record, RecordError, Replay, canonical, digest, parse, replays
-from experiments.verdict import Ruling
 from reports import across_page
 from reports.across import BIN_NAMES, Across, Distances, Origin, across, as_json
-from reports.claims import advise, decide
+from reports.claims import Decided, advise, decide, decide_all
 from reports.compare import compare
+from reports.findings import gather
 from reports.markdown import render
 from reports.pieces import compared
 from reports.reported import REPORTED
-from reports.rulings import Claim, gather
 from store import bundle
 from store.archive import Archive, ArchiveError
 from store.figures import draw, draw_shares
@@ -82,12 +81,13 @@ def report(archive: Archive, sweep: str, stem: str, published: Path | None = PUB
     machines = facts(archive, made)
     comparison = compare(made, archive.fetch, machines, titles(archive, made))
     names = {one.series.name: f"{stem}-{key(one.series.name)}.png" for one in comparison.series}
-    evidence = gather(made, archive.fetch, machines)
     found = None if published is None else beside_others(archive, sweep, made, published)
+    evidence = gather(made, archive.fetch, machines, {one.name: one.replays for one in found.others} if found else {})
     shown = found is not None and any(one.elements for one in found.distances)
     image = f"{stem}-machines.png" if shown else ""
     others = [] if found is None else across_page.page(found, image)
-    text = render(sweep, made, comparison, decide(evidence), advise(evidence), names, others)
+    elsewhere = {} if found is None or published is None else records_elsewhere(found, published)
+    text = render(sweep, made, comparison, decide(evidence), advise(evidence), names, others, elsewhere)
     about = {"Report": digest(text)}
     files = {names[one.series.name]: draw(one, about) for one in comparison.series}
     if found is not None:
@@ -150,6 +150,25 @@ def counter_replays(archive: Archive, sweep: str) -> list[Origin]:
     return [Origin(name, tuple(made), facts(archive, made)) for name, made in found]
 
 
+def records_elsewhere(found: Across, published: Path) -> dict[str, list[str]]:
+    """Digests of the records that a sweep is set beside, by where they are: all of a bundle, what was looked at of
+    the archive.
+    """
+    kept: dict[str, list[str]] = {}
+    for one in found.others:
+        if (published / one.origin).is_file():
+            kept[one.origin] = _in_bundle(published / one.origin)
+        else:
+            listed = [digest(record.text()) for replay in one.replays for record in replay.records.values()]
+            kept.setdefault(one.origin, []).extend(listed)
+    return {name: sorted(set(listed)) for name, listed in sorted(kept.items())}
+
+
+def _in_bundle(path: Path) -> list[str]:
+    members = parse(bundle.manifest_and_signature(path)[0].decode("utf-8"))["members"]
+    return [one["digest"] for name, one in members.items() if name.startswith("records/")]
+
+
 def _rest(archive: Archive, own: Origin, published: set[str]) -> Origin:
     """What else the archive has of the questions that the sweep asked, but for what is published and was taken in.
     A capsule's evidence is in no sweep.
@@ -207,10 +226,10 @@ def _any(fetches: Sequence[Callable[[str], bytes | None]]) -> Callable[[str], by
     return fetch
 
 
-def rulings(archive: Archive, sweep: str | None) -> list[tuple[Claim, Ruling]]:
-    """Every claim decided from one sweep, or from all records if none is given."""
+def rulings(archive: Archive, sweep: str | None) -> Decided:
+    """Every claim and all advice, decided from one sweep, or from all records if none is given."""
     made = replays(archive.records(sweep=sweep)) if sweep else _every(archive)
-    return decide(gather(made, archive.fetch, facts(archive, made)))
+    return decide_all(gather(made, archive.fetch, facts(archive, made)))
 
 
 def _every(archive: Archive) -> list[Replay]:

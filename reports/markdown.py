@@ -14,7 +14,16 @@ from experiments.classes import flat
 from experiments.quantity import counted, with_range
 from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
-from experiments.verdict import CANNOT_SAY, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling, Verdict
+from experiments.verdict import (
+    CANNOT_DECIDE,
+    CANNOT_SAY,
+    NOT_TESTED,
+    REFUTED,
+    SUPPORTED,
+    SUPPORTED_IN_PART,
+    Ruling,
+    Verdict,
+)
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
 from reports.pieces import count, folded, html, prose, table
 from reports.rulings import Advice, Claim
@@ -37,12 +46,14 @@ def render(
     advice: Sequence[tuple[Advice, Ruling]] = (),
     images: Mapping[str, str] | None = None,
     others: Sequence[Sequence[str]] = (),
+    elsewhere: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """The report on the sweep `name`; `images` are the file names of figures, by series, None shows none; `others`
-    are the sections on other machines.
+    are the sections on other settings, and `elsewhere` the digests of the records that these rest on, by where they
+    are from.
     """
     sections = (
-        _head(name, replays, comparison),
+        _head(name, replays, comparison, elsewhere or {}),
         _verdicts(comparison),
         *others,
         _notes(rulings, advice),
@@ -53,23 +64,32 @@ def render(
         _gaps(comparison),
         _machine(comparison),
         _repeat(replays),
-        _digests(replays),
+        _digests(replays, elsewhere or {}),
     )
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def _head(name: str, replays: Sequence[Replay], comparison: Comparison) -> list[str]:
+def _head(
+    name: str, replays: Sequence[Replay], comparison: Comparison, elsewhere: Mapping[str, Sequence[str]]
+) -> list[str]:
     listed = record_digests(replays)
     torch = ", ".join(sorted({str(facts["torch"]["version"]) for _, facts in comparison.machines})) or "unknown"
     return [
         f"# Evidence report: sweep {code(name)}",
         "",
         f"{len(listed)} records; SHA-256 over the list of their digests: {code(digest(''.join(listed)))}. "
-        f"Every sentence below rests on records named by digest at the end.",
+        "What is said of this sweep rests on them, and each is named by its digest at the end."
+        + (_ELSEWHERE if elsewhere else ""),
         "",
         f"**Question.** `checkpoint` runs a function again when gradients are computed. Does the second run agree "
         f"with the first, and if not, how does that show and what puts it right? Asked of torch {code(torch)}.",
     ]
+
+
+_ELSEWHERE = (
+    " What is said of other settings rests on records that are kept elsewhere: where, and a digest over all of them, "
+    "stands at the end too."
+)
 
 
 def _verdicts(comparison: Comparison) -> list[str]:
@@ -132,15 +152,16 @@ def _controls(cases: Sequence[Case]) -> list[str]:
 def _notes(rulings: Sequence[tuple[Claim, Ruling]], advice: Sequence[tuple[Advice, Ruling]]) -> list[str]:
     """Each note in one page: what was right, what was not, what to do instead. Every sentence with its records."""
     lines: list[str] = []
-    for source in dict.fromkeys(claim.source for claim, _ in rulings):
-        own = [(claim, ruling) for claim, ruling in rulings if claim.source == source]
+    for note in dict.fromkeys(claim.note for claim, _ in rulings):
+        own = [(claim, ruling) for claim, ruling in rulings if claim.note == note]
         counts = Counter(ruling.word for _, ruling in own)
         said = ", ".join(f"{counts[word]} {word}" for word, _ in _STORY if counts[word])
-        lines += ["", f"## The {prose(source)} in one page", "", f"Of {count(len(own), 'claim', 'claims')}: {said}."]
+        lines += ["", f"## The {prose(note.name)} in one page", "", prose(note.about), ""]
+        lines += [f"Of {count(len(own), 'claim', 'claims')}: {said}."]
         for word, heading in _STORY:
             listed = [_claim(claim, ruling) for claim, ruling in own if ruling.word == word]
             lines += ["", f"**{heading}**", "", *listed] if listed else []
-        instead = [(one, ruling) for one, ruling in advice if one.source == source]
+        instead = [(one, ruling) for one, ruling in advice if one.note == note]
         lines += _instead(instead)
     return lines[1:]
 
@@ -149,6 +170,7 @@ _STORY = (
     (SUPPORTED, "What was right"),
     (SUPPORTED_IN_PART, "What was right in part"),
     (REFUTED, "What was not right"),
+    (CANNOT_DECIDE, "What these records cannot decide"),
     (NOT_TESTED, "What was not tested here"),
 )
 
@@ -423,7 +445,11 @@ def _machine(comparison: Comparison) -> list[str]:
     same = [name for name in names if len({one.get(name) for one in every}) == 1]
     other = [name for name in names if name not in same]
     head = ("fact", "value")
-    lines = ["## The machine", "", *table(head, [[code(n), code(every[0][n])] for n in MAIN_FACTS if n in same])]
+    lines = [
+        "## The computer and its setting",
+        "",
+        *table(head, [[code(n), code(every[0][n])] for n in MAIN_FACTS if n in same]),
+    ]
     if other:
         heads = [code(name[:SHOWN]) for name, _ in comparison.machines]
         rows = [[code(name), *(code(one.get(name, "")) for one in every)] for name in other]
@@ -481,7 +507,7 @@ def _argument(name: str, value: str) -> str:
     return f"{name}={shlex.quote(visible(value))}"
 
 
-def _digests(replays: Sequence[Replay]) -> list[str]:
+def _digests(replays: Sequence[Replay], elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
     rows = [
         [code(digest(record.text())), code(_where(replay)), name, code(record.evidence_digest()[:SHOWN])]
         for replay in replays
@@ -493,7 +519,17 @@ def _digests(replays: Sequence[Replay]) -> list[str]:
         "`python -m store show DIGEST` shows a record, `python -m store check` recomputes every digest.",
         "",
         *folded("All records", table(("record", "case", "pass", "evidence"), rows)),
+        *_elsewhere(elsewhere),
     ]
+
+
+def _elsewhere(elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
+    """Where the records of other settings are, how many, and a digest over the list of theirs."""
+    rows = [[code(name), str(len(listed)), code(digest("".join(sorted(listed))))] for name, listed in elsewhere.items()]
+    if not rows:
+        return []
+    head = ("records of other settings are in", "records", "SHA-256 over the sorted list of their digests")
+    return ["", *table(head, rows)]
 
 
 def _where(replay: Replay) -> str:

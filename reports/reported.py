@@ -1,7 +1,6 @@
-"""What the two notes published of single runs, as machines that nobody here has seen: reported, not replayed.
+"""What the two notes published of single runs, as settings that nobody here has seen: reported, not replayed.
 
-Only outcomes were published, so only outcomes are compared. Sources: the checkpoint attention note and the DFlash
-compile-checkpoint note, restated in our words.
+Only outcomes were published, so only outcomes are compared. What is known of the notes stands in `notes`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Sequence
 
 from experiments.record import Record, Replay
+from reports import notes
 
 SAME = "same outcome"
 OTHER = "different outcome"
@@ -35,7 +35,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Reported:
-    """A machine of a note."""
+    """The setting of a note."""
 
     name: str
     facts: str
@@ -58,7 +58,7 @@ def _finished(claim: str, scenario: str, case: str, text: str) -> Told:
 
 CHECKPOINT_NOTE = Reported(
     "checkpoint-attention-note",
-    "torch 2.11.0+cu128, Python 3.12.10, Windows, on the CPU, float32, one thread",
+    notes.CHECKPOINT_NOTE.setting,
     (
         Told("A1", _POLICY, "chosen_around_the_forward", "raised", "CheckpointError", "backward raises"),
         _finished("A3", _POLICY, "chosen_around_forward_and_backward", "passes"),
@@ -71,7 +71,7 @@ CHECKPOINT_NOTE = Reported(
 
 COMPILE_NOTE = Reported(
     "compile-checkpoint-note",
-    "8 GPUs of 95 GB, one process with a thread for each; torch and system not told",
+    notes.COMPILE_NOTE.setting,
     (
         Told("B2", _REFUSED, "uncompiled", "raised", "", "the allocation of all scores failed"),
         _finished("B4", _MEMORY, "compiled", "block sparsity is used"),

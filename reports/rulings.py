@@ -1,27 +1,25 @@
-"""What a published claim is, the replays that it is decided from, and the words that rulings are made with.
+"""How a claim, and a piece of advice, is decided from what was found: the word comes out of the evidence.
 
-Each claim has one function from replays to a ruling. It looks at replays of scenarios that were written for it, so
-a claim is decided by the calculation that the claim was made about. Pure: no file is read here.
+A claim is taken apart into statements. What speaks *for* it if found, what speaks *against* it if found, what is
+*needed* before anything can be said, and what is told *beside* it. Contrary evidence gives the contrary word.
+
+    supported           everything that was to be found speaks for it
+    refuted             everything speaks against it
+    supported in part   some of it does, or it does in some cases
+    cannot decide       something is not there, cannot be said, or records of one case contradict each other
+    not tested here     nothing that speaks for or against it has run
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Callable, Literal, Sequence
 
-from experiments.agreement import Fetch
-from experiments.record import Record, Replay, digest
-from experiments.verdict import (
-    AS_EXPECTED,
-    NOT_TESTED,
-    REFUTED,
-    SUPPORTED,
-    SUPPORTED_IN_PART,
-    Context,
-    Ruling,
-    contexts,
-    judge,
-)
+from experiments.verdict import CANNOT_DECIDE, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
+from reports.findings import Evidence, Finding, Setting, name_of
+from reports.notes import Note
+
+Decide = Callable[[Evidence], Ruling]
 
 
 @dataclass(frozen=True)
@@ -29,90 +27,132 @@ class Claim:
     """A sentence that somebody published, in our words."""
 
     id: str
-    source: str
+    note: Note
     text: str
-    decide: Callable[[Evidence], Ruling]
+    decide: Decide
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do instead of what a note did: true as far as its cases are as expected."""
+    """What to do instead of what a note did. Its ruling is whether these records bear it out."""
 
-    source: str
+    id: str
+    note: Note
     text: str
-    scenario: str
-    cases: tuple[str, ...]
-
-    def decide(self, evidence: Evidence) -> Ruling:
-        """Whether every replay of the cases shows what it should; each case must be among them."""
-        found = [one for one in evidence.of(self.scenario, *self.cases) if one[0].spec.mark.role != "broken"]
-        holds = [judge(replay, context).word == AS_EXPECTED for replay, context in found]
-        lacking = sorted(set(self.cases) - {replay.spec.question.case for replay, _ in found})
-        reason = f"{', '.join(self.cases)} of {self.scenario}: as expected in {share(holds)}"
-        if found and lacking:
-            holds, reason = [*holds, False], f"{reason}; not run: {', '.join(lacking)}"
-        return ruling(holds, reason, digests(found))
+    decide: Decide
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """The replays that claims are decided from."""
+class Statement:
+    """What was found, which way it counts, and the words for it."""
 
-    replays: tuple[Replay, ...]
-    contexts: tuple[Context, ...]
-    fetch: Fetch
-    machines: Mapping[str, Mapping[str, Any]]
-    """Machine documents by digest."""
+    weight: Literal["for", "against", "needed", "beside"]
+    finding: Finding
+    yes: str
+    no: str
 
-    def of(self, scenario: str, *cases: str) -> list[tuple[Replay, Context]]:
-        """Replays of these cases (of all, if none is named), on any device, that have run."""
-        return [
-            (replay, context)
-            for replay, context in zip(self.replays, self.contexts)
-            if replay.spec.question.scenario == scenario
-            and (not cases or replay.spec.question.case in cases)
-            and replay.plain is not None
-            and replay.plain.outcome.kind != "not_run"
-        ]
+    @property
+    def votes(self) -> set[bool]:
+        """What it says of the claim."""
+        said = {"yes": {True}, "no": {False}, "mixed": {True, False}}.get(self.finding.state, set())
+        return {not one for one in said} if self.weight == "against" else said
 
+    @property
+    def decides(self) -> bool:
+        return self.weight in ("for", "against")
 
-def gather(replays: Sequence[Replay], fetch: Fetch, machines: Mapping[str, Mapping[str, Any]]) -> Evidence:
-    """Replays with what each is judged against."""
-    return Evidence(tuple(replays), tuple(contexts(replays, fetch)), fetch, machines)
-
-
-# Rulings.
-
-
-def ruling(holds: Sequence[bool], reason: str, digests: Sequence[str]) -> Ruling:
-    """One word for several replays."""
-    if not holds:
-        return Ruling(NOT_TESTED, "no replay of it is among these records", ())
-    word = SUPPORTED if all(holds) else SUPPORTED_IN_PART if any(holds) else REFUTED
-    return Ruling(word, reason, tuple(dict.fromkeys(digests)))
+    @property
+    def hindrance(self) -> str:
+        """Why nothing can be decided as long as it is so. Empty if nothing hinders."""
+        state, name = self.finding.state, self.finding.name
+        if self.weight == "beside":
+            return ""
+        if self.weight == "needed" and state in ("no", "mixed"):
+            return f"what would have to be there is not: {name}"
+        said = {"absent": "not run", "unknown": "it cannot be said of", "torn": "records contradict each other in"}
+        return f"{said[state]}: {name}" if state in said else ""
 
 
-def digests(found: Sequence[tuple[Replay, Context]], name: str = "plain") -> list[str]:
-    return [digest(replay.records[name].text()) for replay, _ in found if name in replay.records]
+def speaks_for(finding: Finding, yes: str, no: str) -> Statement:
+    """What the claim says, if found."""
+    return Statement("for", finding, yes, no)
 
 
-def plain(found: Sequence[tuple[Replay, Context]]) -> list[Record]:
-    return [replay.plain for replay, _ in found if replay.plain is not None]
+def speaks_against(finding: Finding, yes: str, no: str) -> Statement:
+    """The contrary of what the claim says, if found."""
+    return Statement("against", finding, yes, no)
 
 
-def share(holds: Sequence[bool]) -> str:
-    return f"{sum(holds)} of {len(holds)} replays"
+def needed(finding: Finding, yes: str, no: str) -> Statement:
+    """What must be found before anything else says something."""
+    return Statement("needed", finding, yes, no)
 
 
-def references(found: Sequence[tuple[Replay, Context]]) -> list[str]:
-    return [digest(c.reference.plain.text()) for _, c in found if c.reference is not None and c.reference.plain]
+def beside(finding: Finding, yes: str, no: str) -> Statement:
+    """What is told with the ruling, and does not decide it."""
+    return Statement("beside", finding, yes, no)
 
 
-def operators(replay: Replay, phase: str) -> set[str]:
-    seen = replay.records["profiled"].observation if "profiled" in replay.records else None
-    return {operator.name for operator in ((seen.operators or {}) if seen else {}).get(phase, ())}
+def rule(*statements: Statement) -> Ruling:
+    """The ruling on a claim all of whose statements must be true."""
+    return _ruling(statements, [one.hindrance for one in statements if one.hindrance])
 
 
-def has_gradients(record: Record) -> bool:
-    seen = record.observation
-    return any(tensor.role == "gradient" and tensor.digest for tensor in (seen.tensors if seen else ()))
+def rule_any(*statements: Statement) -> Ruling:
+    """The ruling on a claim for which one true statement is enough; each that is false makes it true in part only."""
+    decided = [one for one in statements if one.votes]
+    hindrances = [one.hindrance for one in statements if one.hindrance]
+    return _ruling(statements, [] if decided else hindrances)
+
+
+def _ruling(statements: Sequence[Statement], hindrances: Sequence[str]) -> Ruling:
+    deciding = [one for one in statements if one.decides]
+    if not any(one.finding.units for one in deciding):
+        names = dict.fromkeys(one.finding.name for one in deciding)
+        return Ruling(NOT_TESTED, f"not run here: {'; '.join(names)}", ())
+    votes = {vote for one in deciding for vote in one.votes}
+    word = SUPPORTED if votes == {True} else REFUTED if votes == {False} else SUPPORTED_IN_PART
+    found = [one.finding.told(one.yes, one.no) for one in statements if one.finding.units]
+    lacking = [one.hindrance for one in statements if one.hindrance]  # told even where enough was found without it
+    reason = "; ".join([*found, *dict.fromkeys(lacking)])
+    cited = {name_of(record) for one in statements for record in one.finding.records}
+    return Ruling(CANNOT_DECIDE if hindrances else word, reason, tuple(sorted(cited)))
+
+
+def in_each_setting(decide: Decide) -> Decide:
+    """Decide from the records of each setting by themselves, and say what each shows where they differ."""
+
+    def decide_all(evidence: Evidence) -> Ruling:
+        found = {setting: decide(one) for setting, one in evidence.by_setting.items()}
+        tested = {setting: ruling for setting, ruling in found.items() if ruling.word != NOT_TESTED}
+        if not tested:
+            return next(iter(found.values())) if found else decide(evidence)
+        cited = {name for ruling in tested.values() for name in ruling.digests}
+        return Ruling(
+            _common([one.word for one in tested.values()]), _told_by_setting(tested, list(found)), tuple(sorted(cited))
+        )
+
+    return decide_all
+
+
+def _common(words: Sequence[str]) -> str:
+    """One word for several settings: of those that could decide, if any could."""
+    decided = {word for word in words if word != CANNOT_DECIDE}
+    if not decided:
+        return CANNOT_DECIDE
+    return decided.pop() if len(decided) == 1 else SUPPORTED_IN_PART
+
+
+def _told_by_setting(tested: dict[Setting, Ruling], every: Sequence[Setting]) -> str:
+    """Each reason once, with the settings that it was found in where there are several."""
+    if len(every) == 1:
+        return tested[every[0]].reason
+    grouped: dict[tuple[str, str], list[Setting]] = {}
+    for setting, ruling in tested.items():
+        grouped.setdefault((ruling.word, ruling.reason), []).append(setting)
+    if len(grouped) == 1 and len(tested) == len(every):
+        return f"in each of {len(every)} settings: {tested[every[0]].reason}"
+    return ". ".join(
+        f"With {' / '.join(one.told(every) for one in listed)}, {word}: {reason}"
+        for (word, reason), listed in grouped.items()
+    )

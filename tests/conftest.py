@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import sqlalchemy
 import torch
+from mutations import Records
+
+from experiments.record import parse
+from store import bundle
+
+PUBLISHED = Path(__file__).parents[1] / "store" / "published"
 
 
 def pytest_report_header() -> str:
@@ -26,3 +34,12 @@ def missing(what: str) -> NoReturn:
 def sqlite3_program() -> str:
     """Path of the sqlite3 command line."""
     return shutil.which("sqlite3") or missing("the program sqlite3")
+
+
+@pytest.fixture(scope="session")
+def published() -> Iterator[Records]:
+    """Real evidence: what was published of the setting in which most cases were run."""
+    with bundle.read(max(PUBLISHED.glob("*.zip"), key=lambda one: one.stat().st_size)) as found:
+        machines = {one.observation.machine for one in found.records if one.observation}
+        documents = {name: parse((found.fetch(name) or b"").decode()) for name in machines}
+        yield Records(found.records, found.fetch, documents)

@@ -16,8 +16,10 @@ from experiments.scenario import agrees, expectation_to_json, raises, recomputes
 from experiments.verdict import Ruling
 from reports.claims import CLAIMS, decide
 from reports.compare import compare, record_digests
+from reports.findings import gather
 from reports.markdown import render
-from reports.rulings import Claim, gather
+from reports.notes import Note
+from reports.rulings import Claim
 
 markdown_it = pytest.importorskip("markdown_it", reason="what markdown means is asked of a parser")
 
@@ -135,7 +137,10 @@ class Sweep:
 
     def text(self):
         rulings = [
-            (Claim("A1", "source", "A claim.", lambda _: None), Ruling("supported", self.words["reason"], ("a" * 64,)))
+            (
+                Claim("A1", Note("source", "A note.", "here"), "A claim.", lambda _: None),
+                Ruling("supported", self.words["reason"], ("a" * 64,)),
+            )
         ]
         return render(self.words["sweep"], self.made, self.comparison(), rulings)
 
@@ -230,10 +235,22 @@ def test_sections_stand_in_the_order_in_which_they_are_read(report):
         "Differences in numbers",
         "Do replays agree?",
         "What could not be compared",
-        "The machine",
+        "The computer and its setting",
         "How to repeat it",
         "Digests",
     ]
+
+
+def test_what_rests_on_records_that_are_kept_elsewhere_is_said_and_where_they_are():
+    made = Sweep()
+    names = ["b" * 64, "a" * 64]
+    alone = render("s", made.made, made.comparison(), [])
+    beside = render("s", made.made, made.comparison(), [], elsewhere={"there.zip": names})
+    assert "each is named by its digest at the end." in alone.splitlines()[2]
+    assert "other settings" not in alone
+    assert "What is said of other settings rests on records that are kept elsewhere" in beside.splitlines()[2]
+    row = f"| `there.zip` | 2 | `{digest(''.join(sorted(names)))}` |"
+    assert row in section(beside, "Digests").splitlines()
 
 
 def test_verdicts_are_counted_and_listed(report):
@@ -250,7 +267,9 @@ def test_the_ledger_has_every_claim_with_its_ruling(sweep):
     text = section(render("s", sweep.made, sweep.comparison(), rulings), "The checkpoint attention note in one page")
     rows = [line.split("**")[1] for line in text.splitlines() if line.startswith("- **")]
     assert rows == [f"A{number}" for number in range(1, 14)]
-    assert rows == [claim.id for claim in CLAIMS if claim.source == "checkpoint attention note"]
+    assert rows == [claim.id for claim in CLAIMS if claim.note.name == "checkpoint attention note"]
+    assert "encountered while building Vesper" in text
+    assert "No address or author of it is known to us." in text
     assert "Of 13 claims: 13 not tested here." in text
     assert "**What was not tested here**" in text
     assert "**What was right**" not in text
@@ -329,7 +348,7 @@ def test_what_an_instrument_changed_is_listed():
 
 
 def test_facts_that_are_equal_are_said_once(report):
-    text = section(report, "The machine")
+    text = section(report, "The computer and its setting")
     shared, _, different = text.partition("Facts that differ between processes:")
     assert "| `cpu.model` | `a processor` |" in shared
     assert "`cpu.capability`" not in shared
@@ -340,7 +359,7 @@ def test_facts_that_are_equal_are_said_once(report):
 
 
 def test_one_machine_has_no_facts_that_differ():
-    text = section(Sweep(fact_of_a_process="AVX2").text(), "The machine")
+    text = section(Sweep(fact_of_a_process="AVX2").text(), "The computer and its setting")
     assert "differ between processes" not in text
     assert "| `cpu.capability` | `AVX2` |" in text
 
