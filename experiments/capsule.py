@@ -39,6 +39,7 @@ PROGRAM = (
     "pack.py",
     "record.py",
     "scenario.py",
+    "sweep.py",
     "verdict.py",
     "engine/*.py",
     "fingerprint.py",

@@ -39,10 +39,12 @@ from .record import (
     Spec,
     canonical,
     digest,
+    machine_identity,
     own_folders,
     parse,
     replays,
 )
+from .sweep import MOMENT, plan_text
 from .verdict import contexts, ending
 
 OLDEST = (2, 6)
@@ -285,13 +287,19 @@ def _concluded(
     if not asked.json:
         _told(rows, other)
     # Last, so that a disk that is full does not take the table as well.
-    evidence, status = _kept(records, fetch, asked), _status(rows)
+    evidence, status = _kept(_planned(content, records), fetch, asked), _status(rows)
     status = 2 if evidence is None else status
     if asked.json:
         print(json.dumps(_as_json(rows, other, evidence, status), indent=2))
     elif evidence is not None:
         print(f"evidence: {evidence}")
     return status
+
+
+def _planned(content: capsule.Content, records: Sequence[Record]) -> list[Record]:
+    """The records in the order in which the capsule has their specs."""
+    order = {spec.question.digest(): place for place, spec in enumerate(content.specs)}
+    return sorted(records, key=lambda one: order.get(one.spec.question.digest(), 0))
 
 
 def _told(rows: Sequence[Row], other: Mapping[str, tuple[str, str]]) -> None:
@@ -463,9 +471,35 @@ def _evidence(records: Sequence[Record], fetch: Any, output: Path, *, anonymous:
     path, number = output / f"evidence-{host}-{date}.zip", 2
     while path.exists():
         path, number = output / f"evidence-{host}-{date}-{number}.zip", number + 1
+
+    def content(name: str) -> Optional[bytes]:
+        return added.get(name) or fetch(name)
+
     texts = [record.text() for record in records]
-    pack.write(path, pack.members(texts, lambda name: added.get(name) or fetch(name)))
+    pack.write(path, {**pack.members(texts, content), **_swept(records, content)})
     return path
+
+
+def _swept(records: Sequence[Record], fetch: Any) -> dict[str, bytes]:
+    """What tells that the records are those of one sweep. Nothing if no process has left facts of this machine."""
+    seen = next((record.observation for record in records if record.observation is not None), None)
+    if seen is None:
+        return {}
+    identity = machine_identity(parse((fetch(seen.machine) or b"{}").decode("utf-8")))
+    began = min(_moment(record.ending.started_at) for record in records)
+    # Nobody here can count earlier runs, and two of one number would be taken for one.
+    number = int((began - _FIRST).total_seconds()) + 1
+    plan = plan_text([record.spec for record in records])
+    links = {record.spec.digest(): digest(record.text()) for record in records}
+    return pack.sweep_members(plan, identity, number, began.strftime(MOMENT), links)
+
+
+def _moment(text: str) -> datetime.datetime:
+    return datetime.datetime.strptime(text, MOMENT).replace(tzinfo=datetime.timezone.utc)
+
+
+_FIRST = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+"""The number of a sweep is the second of its beginning, from this one: an integer holds those of 68 years."""
 
 
 def _names() -> list[str]:

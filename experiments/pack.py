@@ -1,7 +1,9 @@
 """A bundle as a file: records, and what they rest on, in one zip. What is in it is judged in store/bundle.py.
 
-    manifest.json              {"schema": 2, "members": {name: {"digest": ..., "bytes": ...}}}
+    manifest.json              {"schema": 3, "members": {name: {"digest": ..., "bytes": ...}}}
     records/<digest>.json      exact text
+    plans/<digest>.json        what a sweep set out to run, and
+    sweeps/<digest>.json       which records it got: sweep.py says how both are written
     documents/<digest>.txt     machines and sources
     blobs/<digest>             tensors
     signature.json             what somebody signed the manifest with, if anybody did; not in the manifest
@@ -16,13 +18,14 @@ A bundle is read here and not by zipfile, which overlooks what a bundle must not
 member, two headers that differ, additions to them. Nothing is unpacked before the whole layout has been looked at,
 and nothing beyond its bound: whoever made it, looking at a bundle takes no more memory than the larger of twice
 LARGEST_MEMBER and sixty times LARGEST_TEXT (for JSON that is made to be large when parsed), beside a kilobyte for
-each member; and no more time than three seconds for each MiB of records and five for each GiB of the rest.
+each member; and no more time than three seconds for each MiB of records and plans and five for each GiB of the rest.
 
 Only the standard library is imported here, and nothing newer than Python 3.9, so that any program can write one.
 
 Schema history:
     1   first.
     2   sealed; may be signed.
+    3   may have sweeps with their plans.
 """
 
 from __future__ import annotations
@@ -39,10 +42,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterable, Iterator, Mapping, NamedTuple
 
 from .record import Record, RecordError, canonical, digest, parse
+from .sweep import BundledSweep
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the manifest that this code writes. It reads 1 to SCHEMA."""
 FIRST_SEALED = 2
+FIRST_WITH_SWEEPS = 3
 
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
@@ -52,14 +57,14 @@ LARGEST_FILE = 1 << 30
 LARGEST_MEMBER = 1 << 26
 """Bytes of a blob."""
 LARGEST_TEXT = 1 << 23
-"""Bytes of the manifest, a record or a document. The longest records, lists of operators, take a few million;
-parsed, a text made for it takes fifty times as much.
+"""Bytes of the manifest, a record, a plan, a sweep or a document. The longest records, lists of operators, take a few
+million; the plan of five hundred processes takes half a million. Parsed, a text made for it takes fifty times as much.
 """
 LARGEST_SIGNATURE = 1 << 20
 LARGEST_TOTAL = 1 << 32
 """Bytes of all members unpacked."""
 LARGEST_RECORDS = 1 << 27
-"""Bytes of all records unpacked."""
+"""Bytes of all records, plans and sweeps unpacked."""
 MOST_MEMBERS = 40_000
 """More would not fit into the list of a plain zip, nor their names into a manifest of LARGEST_TEXT."""
 
@@ -70,6 +75,10 @@ DOCUMENTS = ("machine", "source")
 """Kinds of content that are texts; the others are blobs."""
 LEFT_BEHIND = ("stdout", "stderr", "unreadable")
 """Kinds of content that no bundle has."""
+PARSED = ("records/", "plans/", "sweeps/")
+"""Folders of the members that are parsed."""
+OF_SWEEPS = ("plans/", "sweeps/")
+"""Folders that only a bundle with sweeps has."""
 
 REFUSALS: Mapping[str, str] = {
     # Of the file.
@@ -83,7 +92,7 @@ REFUSALS: Mapping[str, str] = {
     "list": "the list of members is not as long as it says, or is no list",
     "gap": "there are bytes that belong to no member, or to two",
     "total": "the members say that they unpack to {bytes} bytes; at most {most} are read",
-    "records": "the records say that they unpack to {bytes} bytes; at most {most} are read",
+    "records": "the records, plans and sweeps say that they unpack to {bytes} bytes; at most {most} are read",
     "empty": "there is no record in it",
     # Of a member, before it is unpacked.
     "leaves": "its name leaves the folder",
@@ -109,12 +118,18 @@ REFUSALS: Mapping[str, str] = {
     "name": "has the digest {digest}, which is not its name",
     "text": "is not UTF-8 text, or has a NUL in it",
     "record": "is no record that can be kept: {why}",
-    "needed": "a record needs it, and it is missing",
-    "spare": "no record needs it",
+    "plan": "is no plan that can be kept: {why}",
+    "sweep": "is no sweep that can be kept: {why}",
+    "sweep twice": "there is another sweep of its id, {id}",
+    "other spec": "it has record {record} for spec {spec}, but the record's spec is {own}",
+    "unplanned": "it has record {record}, whose spec is not in its plan",
+    "later": "is of a kind that schema {schema} does not have",
+    "needed": "a record or sweep needs it, and it is missing",
+    "spare": "no record or sweep needs it",
 }
 """Every reason for which a bundle is refused. A sentence without its subject, a member or the file."""
 
-_NAMES = re.compile(r"(?:records/([0-9a-f]{64})\.json|documents/([0-9a-f]{64})\.txt|blobs/([0-9a-f]{64}))")
+_NAMES = re.compile(r"(?:records|plans|sweeps)/[0-9a-f]{64}\.json|documents/[0-9a-f]{64}\.txt|blobs/[0-9a-f]{64}")
 _SEAL = 64
 _END = struct.Struct("<4s4H2LH")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
@@ -150,6 +165,17 @@ def members(texts: Iterable[str], fetch: Callable[[str], bytes | None]) -> dict[
             if name not in made:
                 made[name] = _fetched(fetch, found, kind)
     return made
+
+
+def sweep_members(
+    plan: str, machine: str, number: int, started_at: str, records: Mapping[str, str]
+) -> dict[str, bytes]:
+    """The members that tell of a sweep, to be put beside those of its records.
+
+    `plan` is its exact text, `records` the record that it got for each spec, both by digest.
+    """
+    made = BundledSweep(digest(plan), machine, number, started_at, records).text()
+    return {f"plans/{digest(plan)}.json": plan.encode("utf-8"), f"sweeps/{digest(made)}.json": made.encode("utf-8")}
 
 
 def _fetched(fetch: Callable[[str], bytes | None], name: str, kind: str) -> bytes:
@@ -294,7 +320,7 @@ def _refuse_what_is_too_large(contents: Mapping[str, bytes]) -> None:
 def _too_large(found: Iterable[Member]) -> Iterator[str]:
     listed = list(found)
     total = sum(one.size for one in listed)
-    records = sum(one.size for one in listed if one.name.startswith("records/"))
+    records = sum(one.size for one in listed if one.name.startswith(PARSED))
     if len(listed) > MOST_MEMBERS:
         yield refusal("many", count=len(listed), most=MOST_MEMBERS)
     if total > LARGEST_TOTAL:

@@ -1,26 +1,29 @@
-"""Evidence reports from the archive.
+"""Evidence reports from the archive, or from bundles alone.
 
-python -m reports [write] [--sweep ID] [--to FOLDER] [--alone] [--junit FILE] [--github-summary] [--gate [SETTING]]
-python -m reports claims [--json] [--sweep ID | --all]
+python -m reports [write] [FILE.zip ...] [--sweep ID] [--to FOLDER] [--alone] [--junit FILE] [--github-summary]
+                          [--gate [SETTING]]
+python -m reports claims [FILE.zip ...] [--json] [--sweep ID | --all]
 python -m reports publish [--sweep ID] [--name NAME]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 from experiments.record import RecordError, Replay, machine_identity, replays
 from experiments.verdict import Verdict, contexts, judge
 from reports import files, junit, pictures, summary
 from reports.across import CANNOT, Across, Pair
-from reports.claims import as_rows, as_text
+from reports.claims import Decided, as_rows, as_text
 from reports.files import ReportError
+from reports.sources import BundleSource, Source
 from store import bundle
 from store.archive import Archive, ArchiveError
 from store.publisher import visible
@@ -37,16 +40,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given if _names_a_command(given) else ["write", *given])
     try:
-        with Archive.open(options.archive, Path(options.blobs), create=False) as archive:
-            return int(options.run(archive, options))
+        return int(options.run(options))
     except (ReportError, ArchiveError, RecordError, OSError) as error:
-        print(f"reports: {error}", file=sys.stderr)
+        print(f"reports: {visible(str(error))}", file=sys.stderr)
         return 2
 
 
 def _names_a_command(given: Sequence[str]) -> bool:
-    """Options alone are those of `write`. Anything else goes to argparse, which says what it should have been."""
-    return bool(given) and (not given[0].startswith("-") or given[0] in ("-h", "--help"))
+    """Options and bundles alone are those of `write`. Anything else goes to argparse, which says what it should have
+    been.
+    """
+    if not given or given[0].endswith(".zip"):
+        return False
+    return not given[0].startswith("-") or given[0] in ("-h", "--help")
+
+
+def _archive(options: argparse.Namespace) -> Archive:
+    return Archive.open(options.archive, Path(options.blobs), create=False)
+
+
+@contextlib.contextmanager
+def _sweep_of_archive(options: argparse.Namespace) -> Iterator[tuple[Archive, str]]:
+    """The archive and the sweep asked for, or else the latest. If that was not run here, stderr says so."""
+    with _archive(options) as archive:
+        if options.sweep:
+            yield archive, options.sweep
+            return
+        chosen = files.latest_of_all(archive)
+        if chosen.origin is not None:
+            told = f"no sweep was run here; taken is {chosen.id}, added from {chosen.origin.file}"
+            print(f"reports: {visible(told)} at {chosen.origin.added_at[:19]}Z", file=sys.stderr)
+        yield archive, chosen.id
+
+
+@contextlib.contextmanager
+def _sweep_of_file(path: Path, options: argparse.Namespace) -> Iterator[tuple[BundleSource, str]]:
+    """A bundle and the sweep asked for, or else its latest."""
+    with BundleSource(path) as source:
+        sweep = options.sweep or source.latest()
+        if not source.carries_sweeps:
+            told = f"{path.name} carries no sweep; its {len(source.records(sweep=sweep))} records are taken as one"
+            print(f"reports: {visible(told)}", file=sys.stderr)
+        yield source, sweep
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,10 +90,10 @@ def _parser() -> argparse.ArgumentParser:
         "--archive", default="sqlite:///outputs/archive.db", help="SQLAlchemy URL (default: %(default)s)"
     )
     where.add_argument("--blobs", default="outputs/blobs", help="folder of tensors (default: %(default)s)")
-    where.add_argument("--sweep", help="id of the sweep (default: the latest)")
+    where.add_argument("--sweep", help="id of the sweep (default: the latest that was run here)")
     parser = argparse.ArgumentParser(
         prog="python -m reports",
-        description="Evidence reports, and rulings on claims, from the archive. Without COMMAND: write.",
+        description="Evidence reports, and rulings on claims, from the archive or bundles. Without COMMAND: write.",
         epilog="Exit status: 0 done, 1 something differs (write --gate), 2 could not. "
         "`python -m store list --sweeps` lists the sweeps.",
     )
@@ -67,8 +102,13 @@ def _parser() -> argparse.ArgumentParser:
     claims = commands.add_parser(
         "claims", parents=[where], help="print every claim and piece of advice, its ruling, why, and its records"
     )
-    claims.add_argument("--json", action="store_true", help="as JSON: id, note, kind, claim, ruling, why, digests")
-    claims.add_argument("--all", action="store_true", help="decide from every sweep in the archive")
+    claims.add_argument("files", nargs="*", type=_bundle, metavar="FILE.zip", help="decide from each of these bundles")
+    claims.add_argument(
+        "--json",
+        action="store_true",
+        help="as JSON: id, note, kind, claim, ruling, why, digests; with files, an object of them by file",
+    )
+    claims.add_argument("--all", action="store_true", help="decide from every sweep in the archive, or in the file")
     claims.set_defaults(run=_claims)
     publish = commands.add_parser("publish", parents=[where], help="keep a report and its records in the checkout")
     publish.add_argument("--name", help="name of the two files (default: what the machine is)")
@@ -83,6 +123,8 @@ examples:
   python -m reports --junit outputs/junit.xml --gate    for a job that shall fail if something differs
   python -m reports --gate linux-avx2                   held against that setting alone
   python -m reports --github-summary                    in GitHub Actions
+  python -m reports one.zip                             a bundle's sweep, without an archive
+  python -m reports one.zip two.zip                     compared with that of another bundle as well
 
 exit status: 0 written, 1 written and something differs (--gate only), 2 could not. Whether verdicts are as expected
 does not show in it. The path of the report goes to stdout, all else to stderr.
@@ -94,9 +136,16 @@ def _add_write(commands: Any, where: argparse.ArgumentParser) -> None:
         "write",
         parents=[where],
         help="write the report on a sweep (the default)",
-        description="Write the report on a sweep, and what is asked for beside it.",
+        description="Write the report on a sweep of the archive or of a bundle, and what is asked for beside it.",
         epilog=WRITE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    write.add_argument(
+        "files",
+        nargs="*",
+        type=_bundle,
+        metavar="FILE.zip",
+        help="report on this bundle instead of the archive, and compare it with the others that are named",
     )
     write.add_argument("--to", default="outputs/reports", help="folder (default: %(default)s)")
     write.add_argument("--alone", action="store_true", help="look at no other setting and computer")
@@ -115,17 +164,34 @@ def _add_write(commands: Any, where: argparse.ArgumentParser) -> None:
     write.set_defaults(run=_write)
 
 
-def _write(archive: Archive, options: argparse.Namespace) -> int:
-    """The report first: what is asked for beside it may fail, and then it is there to look at."""
+def _bundle(name: str) -> Path:
+    """A bundle's path, as an argument."""
+    if not name.endswith(".zip"):
+        raise argparse.ArgumentTypeError(f"{name!r} is no bundle (FILE.zip)")
+    return Path(name)
+
+
+def _write(options: argparse.Namespace) -> int:
     page = _summary_file() if options.github_summary else None
-    if options.alone and options.gate is not None:
-        raise ReportError("--alone looks at no other setting, so --gate has nothing to hold it against: give one")
-    sweep, folder = options.sweep or files.latest(archive), Path(options.to)
-    made = files.report(archive, sweep, sweep, None if options.alone else files.PUBLISHED)
-    path = files.keep(made, folder, sweep)
+    if options.alone and (options.gate is not None or options.files[1:]):
+        wish = "--gate has nothing to hold it against" if options.gate is not None else "it is not compared with others"
+        raise ReportError(f"--alone looks at no other setting, so {wish}: give one")
+    if options.gate and options.gate.endswith(".zip"):
+        raise ReportError("--gate takes the name of a setting; name FILE.zip before the options")
+    if not options.files:
+        with _sweep_of_archive(options) as (archive, sweep):
+            return _written(archive, sweep, sweep, page, options)
+    with _sweep_of_file(options.files[0], options) as (source, sweep):
+        return _written(source, sweep, source.stem, page, options)
+
+
+def _written(source: Source, sweep: str, stem: str, page: Path | None, options: argparse.Namespace) -> int:
+    """The report first: what is asked for beside it may fail, and then it is there to look at."""
+    made = files.report(source, sweep, stem, None if options.alone else files.PUBLISHED, options.files[1:])
+    path = files.keep(made, Path(options.to), stem)
     print(path)
     if options.junit is not None or page is not None:
-        judged = _judged(archive, sweep)
+        judged = _judged(source, sweep)
         if options.junit is not None:
             options.junit.parent.mkdir(parents=True, exist_ok=True)
             files.replace(options.junit, junit.document(sweep, judged, made.across))
@@ -134,7 +200,7 @@ def _write(archive: Archive, options: argparse.Namespace) -> int:
     return 0 if options.gate is None else _gate(made.across, options.gate)
 
 
-def _judged(archive: Archive, sweep: str) -> list[tuple[Replay, Verdict]]:
+def _judged(archive: Source, sweep: str) -> list[tuple[Replay, Verdict]]:
     made = replays(archive.records(sweep=sweep))
     return [(replay, judge(replay, context)) for replay, context in zip(made, contexts(made, archive.fetch))]
 
@@ -190,25 +256,49 @@ def _said(pair: Pair) -> str:
     return visible(f"{pair.setting}: {pair.scenario} {pair.label}: {pair.agreement.word}: {why}")
 
 
-def _claims(archive: Archive, options: argparse.Namespace) -> int:
-    found = files.rulings(archive, None if options.all else options.sweep or files.latest(archive))
-    print(json.dumps(as_rows(found), indent=2) if options.json else as_text(found))
+def _claims(options: argparse.Namespace) -> int:
+    if not options.files:
+        found = _claims_of_archive(options)
+        print(json.dumps(as_rows(found), indent=2) if options.json else as_text(found))
+        return 0
+    by_file = {str(path): _claims_of_file(path, options) for path in options.files}
+    if options.json:
+        print(json.dumps({path: as_rows(found) for path, found in by_file.items()}, indent=2))
+        return 0
+    for path, found in by_file.items():
+        if len(by_file) > 1:
+            print(f"{visible(path)}:\n")
+        print(as_text(found))
     return 0
 
 
-def _publish(archive: Archive, options: argparse.Namespace) -> int:
+def _claims_of_archive(options: argparse.Namespace) -> Decided:
+    if options.all:
+        with _archive(options) as archive:
+            return files.rulings(archive, None)
+    with _sweep_of_archive(options) as (archive, sweep):
+        return files.rulings(archive, sweep)
+
+
+def _claims_of_file(path: Path, options: argparse.Namespace) -> Decided:
+    with _sweep_of_file(path, options) as (source, sweep):
+        return files.rulings(source, None if options.all else sweep)
+
+
+def _publish(options: argparse.Namespace) -> int:
     """Report and records beside each other, under one name, in the folders that are committed; and, where it is a
     sweep of this computer as it is, the README's pictures.
     """
-    sweep = options.sweep or files.latest(archive)
-    name = options.name or _name(archive, sweep)
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise ReportError(f"--name {name!r}: use letters, digits, dots, hyphens and underscores")
-    KEPT_RECORDS.mkdir(parents=True, exist_ok=True)
-    records = KEPT_RECORDS / f"{name}.zip"
-    bundle.export(archive, [cell.digest for cell in archive.cells(sweep=sweep)], records)
-    report = files.write(archive, sweep, KEPT_REPORTS, name)
-    shown = _pictures(report) if _is_default(archive, sweep) else []
+    with _archive(options) as archive:
+        sweep = options.sweep or files.latest(archive)
+        name = options.name or _name(archive, sweep)
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ReportError(f"--name {name!r}: use letters, digits, dots, hyphens and underscores")
+        KEPT_RECORDS.mkdir(parents=True, exist_ok=True)
+        records = KEPT_RECORDS / f"{name}.zip"
+        bundle.export(archive, [], records, sweeps=[sweep])
+        report = files.write(archive, sweep, KEPT_REPORTS, name)
+        shown = _pictures(report) if _is_default(archive, sweep) else []
     print("\n".join(str(path.relative_to(ROOT)) for path in (report, records, *shown)))
     return 0
 

@@ -1,7 +1,7 @@
 """Reports as files: written for a sweep, and kept with their records where they are meant to stay.
 
-A sweep is compared with other settings and computers: what else the archive holds of the questions it asked, and the
-published bundles, which are read where they lie.
+A sweep is in the archive or in a bundle. It is compared with other settings and computers: what else is there of the
+questions it asked, the published bundles, and others that are named; bundles are read where they lie.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from experiments.causes import is_counter_replay, plans_counter_replay
 from experiments.record import Record, RecordError, Replay, canonical, digest, parse, replays
@@ -21,8 +21,9 @@ from reports.findings import gather
 from reports.markdown import render
 from reports.pieces import compared
 from reports.reported import REPORTED
+from reports.sources import BundleSource, Source
 from store import bundle
-from store.archive import Archive, ArchiveError
+from store.archive import Archive, ArchiveError, SweepProgress
 from store.figures import draw, draw_shares
 from store.publisher import key
 
@@ -45,7 +46,7 @@ class Report:
     """The sweep beside other settings. None if it was not compared, or has run nothing."""
 
 
-def write(archive: Archive, sweep: str, folder: Path, stem: str = "", published: Path | None = PUBLISHED) -> Path:
+def write(archive: Source, sweep: str, folder: Path, stem: str = "", published: Path | None = PUBLISHED) -> Path:
     """Write the report on a sweep into `folder`, as `stem` or under the sweep's name, with its images beside it.
     Gives the path of the text. Same records, same bytes.
     """
@@ -69,11 +70,13 @@ def replace(path: Path, content: bytes) -> None:
     beside.replace(path)
 
 
-def report(archive: Archive, sweep: str, stem: str, published: Path | None = PUBLISHED) -> Report:
-    """The report on a sweep; its images are named after `stem`. With `published` None it stands alone: no other
-    setting is looked at.
+def report(
+    archive: Source, sweep: str, stem: str, published: Path | None = PUBLISHED, beside: Sequence[Path] = ()
+) -> Report:
+    """The report on a sweep; its images are named after `stem`. `beside` are bundles that it is compared with as
+    well. With `published` None and nothing beside it, it stands alone: no other setting is looked at.
 
-    Raises ReportError if there is nothing to report on, ArchiveError if a published bundle is not as it must be.
+    Raises ReportError if there is nothing to report on, ArchiveError if a bundle is not as it must be.
     """
     made = replays(archive.records(sweep=sweep))
     if not made:
@@ -81,12 +84,13 @@ def report(archive: Archive, sweep: str, stem: str, published: Path | None = PUB
     machines = facts(archive, made)
     comparison = compare(made, archive.fetch, machines, titles(archive, made))
     names = {one.series.name: f"{stem}-{key(one.series.name)}.png" for one in comparison.series}
-    found = None if published is None else beside_others(archive, sweep, made, published)
+    alone = published is None and not beside
+    found = None if alone else beside_others(archive, sweep, made, published, beside)
     evidence = gather(made, archive.fetch, machines, {one.name: one.replays for one in found.others} if found else {})
     shown = found is not None and any(one.elements for one in found.distances)
     image = f"{stem}-machines.png" if shown else ""
     others = [] if found is None else across_page.page(found, image)
-    elsewhere = {} if found is None or published is None else records_elsewhere(found, published)
+    elsewhere = {} if found is None else records_elsewhere(found, _others(archive, published, beside))
     text = render(sweep, made, comparison, decide(evidence), advise(evidence), names, others, elsewhere)
     about = {"Report": digest(text)}
     files = {names[one.series.name]: draw(one, about) for one in comparison.series}
@@ -113,8 +117,10 @@ def chart(distances: Sequence[Distances], about: Mapping[str, str]) -> bytes:
 # Other settings.
 
 
-def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], published: Path) -> Across | None:
-    """The sweep beside the rest of the archive and the published bundles. None if it has run nothing."""
+def beside_others(
+    archive: Source, sweep: str, made: Sequence[Replay], published: Path | None, beside: Sequence[Path] = ()
+) -> Across | None:
+    """The sweep beside the rest of where it is, the published bundles and those named. None if it has run nothing."""
     own = Origin("here", tuple(made), facts(archive, made))
     planned = {
         spec.question.case_digest()
@@ -122,13 +128,12 @@ def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], publishe
         if spec.question.dtype == spec.question.input_dtype
     }
     with contextlib.ExitStack() as open_:
-        about = {replay.spec.question.source for replay in made}
-        names = {replay.spec.question.scenario for replay in made}
+        about = {name for replay in made for name in (replay.spec.question.source, replay.spec.question.scenario)}
         bundles = [
-            (path, open_.enter_context(bundle.read(path, about | names))) for path in sorted(published.glob("*.zip"))
+            (path, open_.enter_context(bundle.read(path, about))) for path in _others(archive, published, beside)
         ]
         fetches = [archive.fetch, *(one.fetch for _, one in bundles)]
-        taken = {digest(record.text()) for replay in made for record in replay.records.values()}
+        taken = _taken(archive, made)
         other = [(path, one) for path, one in bundles if not set(one.digests) <= taken]  # not this very sweep
         published_too = {name for _, one in bundles for name in one.digests}
         origins = [_rest(archive, own, published_too), *(_bundled(path, one) for path, one in other)]
@@ -136,28 +141,34 @@ def beside_others(archive: Archive, sweep: str, made: Sequence[Replay], publishe
         return across(own, some, _any(fetches), REPORTED, len(planned), counter_replays(archive, sweep))
 
 
-def counter_replays(archive: Archive, sweep: str) -> list[Origin]:
+def counter_replays(archive: Source, sweep: str) -> list[Origin]:
     """The sweeps in the archive that explain others, oldest first: of the computer of `sweep`, but not that one. What
-    a bundle or a loose record calls itself does not count: a counter-replay is a sweep.
+    a bundle or a loose record calls itself does not count: a counter-replay is a sweep that was run here.
     """
+    if not isinstance(archive, Archive):
+        return []
     listed = archive.sweeps()
     computers = {one.machine for one in listed if one.id == sweep}
     found = [
         (one.id, replays(archive.records(sweep=one.id)))
         for one in listed
-        if one.id != sweep and one.machine in computers and plans_counter_replay(archive.sweep_plan(one.id))
+        if one.id != sweep
+        and one.origin is None
+        and one.machine in computers
+        and plans_counter_replay(archive.sweep_plan(one.id))
     ]
     return [Origin(name, tuple(made), facts(archive, made)) for name, made in found]
 
 
-def records_elsewhere(found: Across, published: Path) -> dict[str, list[str]]:
+def records_elsewhere(found: Across, paths: Iterable[Path]) -> dict[str, list[str]]:
     """Digests of the records that a sweep is set beside, by where they are: all of a bundle, what was looked at of
-    the archive.
+    the archive. `paths` are the bundles.
     """
+    bundles = {path.name: path for path in paths}
     kept: dict[str, list[str]] = {}
     for one in found.others:
-        if (published / one.origin).is_file():
-            kept[one.origin] = _in_bundle(published / one.origin)
+        if one.origin in bundles:
+            kept[one.origin] = _in_bundle(bundles[one.origin])
         else:
             listed = [digest(record.text()) for replay in one.replays for record in replay.records.values()]
             kept.setdefault(one.origin, []).extend(listed)
@@ -169,15 +180,28 @@ def _in_bundle(path: Path) -> list[str]:
     return [one["digest"] for name, one in members.items() if name.startswith("records/")]
 
 
-def _rest(archive: Archive, own: Origin, published: set[str]) -> Origin:
-    """What else the archive has of the questions that the sweep asked, but for what is published and was taken in.
-    A capsule's evidence is in no sweep.
+def _others(archive: Source, published: Path | None, beside: Sequence[Path]) -> Iterator[Path]:
+    """The bundles to be compared with, each file once, and never the one that the sweep is of."""
+    seen = {archive.path.resolve()} if isinstance(archive, BundleSource) else set()
+    for path in [*([] if published is None else sorted(published.glob("*.zip"))), *beside]:
+        if path.resolve() not in seen:
+            seen.add(path.resolve())
+            yield path
+
+
+def _taken(archive: Source, made: Sequence[Replay]) -> set[str]:
+    """Digests of the sweep's own records, and of all that its bundle has."""
+    own = {digest(record.text()) for replay in made for record in replay.records.values()}
+    return own | archive.digests if isinstance(archive, BundleSource) else own
+
+
+def _rest(archive: Source, own: Origin, published: set[str]) -> Origin:
+    """What else is there of the questions that the sweep asked, but for what is published and was taken in.
+    A capsule's evidence may be in no sweep.
     """
     asked = {replay.spec.question.case_digest() for replay in own.replays}
     taken = {digest(record.text()) for replay in own.replays for record in replay.records.values()} | published
-    cells = archive.cells()
-    wanted = [cell.digest for cell in cells if cell.case_digest in asked and cell.digest not in taken]
-    found = replays_by_machine(archive.records(digests=wanted) if wanted else [])
+    found = replays_by_machine(archive.about(asked, taken))
     return Origin("archive", found, _told(found, archive.fetch))
 
 
@@ -226,36 +250,65 @@ def _any(fetches: Sequence[Callable[[str], bytes | None]]) -> Callable[[str], by
     return fetch
 
 
-def rulings(archive: Archive, sweep: str | None) -> Decided:
+def rulings(archive: Source, sweep: str | None) -> Decided:
     """Every claim and all advice, decided from one sweep, or from all records if none is given."""
     made = replays(archive.records(sweep=sweep)) if sweep else _every(archive)
     return decide_all(gather(made, archive.fetch, facts(archive, made)))
 
 
-def _every(archive: Archive) -> list[Replay]:
+def _every(archive: Source) -> list[Replay]:
     """The replays of every sweep; those of one question on one machine stay apart."""
     return [replay for sweep in archive.sweeps() for replay in replays(archive.records(sweep=sweep.id))]
 
 
 def latest(archive: Archive) -> str:
-    """The sweep that was begun last and is no counter-replay."""
-    for sweep in reversed(archive.sweeps()):
-        if not is_counter_replay(archive.sweep_plan(sweep.id)[0].setting.environment):
-            return sweep.id
-    raise ReportError("the archive has no sweep yet; run one with `make run-all`")
+    """The sweep that was begun last of those that were run here and are no counter-replays."""
+    own = [one.id for one in _no_flips(archive) if one.origin is None]
+    if not own:
+        raise ReportError(
+            "the archive has no sweep yet that was run here; run one with `make run-all`, or report on a bundle with "
+            "`python -m reports FILE.zip`"
+        )
+    return own[-1]
 
 
-def facts(archive: Archive, made: Sequence[Replay]) -> dict[str, Any]:
+def latest_of_all(archive: Archive) -> SweepProgress:
+    """As `latest`; if none was run here, the one that was added last. Raises ReportError if there is none at all."""
+    found = _no_flips(archive)
+    if any(one.origin is None for one in found) or not found:
+        return archive.sweep(latest(archive))
+    return max(found, key=lambda one: (one.origin.added_at if one.origin else "", one.started_at, one.id))
+
+
+def _no_flips(archive: Archive) -> list[SweepProgress]:
+    return [one for one in archive.sweeps() if not is_counter_replay(archive.sweep_plan(one.id)[0].setting.environment)]
+
+
+def facts(archive: Source, made: Sequence[Replay]) -> dict[str, Any]:
     """The machine documents of the replays, by digest."""
     names = {record.observation.machine for replay in made for record in replay.records.values() if record.observation}
     found: Mapping[str, str | None] = {name: archive.document(name) for name in sorted(names)}
     missing = [name for name, content in found.items() if content is None]
     if missing:
         raise ArchiveError(f"machine document {missing[0]} is missing; `python -m store check` names what else")
-    return {name: parse(content) for name, content in found.items() if content is not None}
+    return {name: _machine(name, content) for name, content in found.items() if content is not None}
 
 
-def titles(archive: Archive, made: Sequence[Replay]) -> dict[str, str]:
+def _machine(name: str, content: str) -> dict[str, Any]:
+    """Facts of a machine, which somebody else may have written. Raises ArchiveError if no report can rest on them."""
+    try:
+        found = parse(content)
+        canonical(found)  # refuses what is nested too deep
+    except RecordError as error:
+        raise ArchiveError(f"machine document {name} cannot be read: {error}") from None
+    torch = found.get("torch") if isinstance(found, dict) else None
+    if not isinstance(torch, dict) or not isinstance(torch.get("version"), str):
+        raise ArchiveError(f"machine document {name} names no version of torch, so no report can rest on it")
+    made: dict[str, Any] = found
+    return made
+
+
+def titles(archive: Source, made: Sequence[Replay]) -> dict[str, str]:
     """First line of each scenario file's docstring, from the source that was run."""
     return {replay.spec.question.scenario: _title(archive.document(replay.spec.question.source)) for replay in made}
 

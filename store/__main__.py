@@ -1,29 +1,37 @@
-"""The archive from the command line: list, show, check, add, note, export, key, grant, publish.
+"""The archive from the command line: list, show, diff, check, add, note, export, key, grant, publish.
 
-Results go to stdout, everything else to stderr. Exit status: 0 as expected, 1 something does not match or
-could not be published, 2 the command could not run.
+Results go to stdout, everything else to stderr. Exit status: 0 as expected, 1 something does not match, two records
+differ, or something could not be published, 2 the command could not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import os
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Sequence
 
+from experiments.record import Record
 from store import shown
 from store.archive import Archive
-from store.bundle import add_bundle, check_bundle, export, manifest_and_signature
+from store.bundle import Added, add_whole, check_bundle, export, manifest_and_signature, read
 from store.cells import read_record, wanted
 from store.checks import Problem
 from store.crate import export_crate
+from store.difference import compare
 from store.errors import ArchiveError
 from store.roles import OWNER, grant
 from store.signature import Signature, broken, judged, make_key, private_key, sign, trusted
 
 ARCHIVE = "sqlite:///outputs/archive.db"
+
+_IN_BUNDLE = re.compile(r"(?P<file>.+\.zip)(?::(?P<prefix>[0-9a-f]*))?")
+"""How `diff` names a record of a bundle."""
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -103,6 +111,18 @@ def _listing(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) -
     )
     made.add_argument("digest", metavar="DIGEST", help="the record's digest, or its beginning")
     made = add(
+        "diff",
+        _diff,
+        "Show two records side by side, without judging: exit 0 if their evidence is equal, 1 if not",
+        "  python -m store diff 3f9a0c 77b1d2\n  python -m store diff 3f9a0c store/published/somewhere.zip:77b1d2",
+    )
+    for which in ("first", "second"):
+        made.add_argument(
+            which,
+            metavar="DIGEST|FILE.zip[:DIGEST]",
+            help="a record by its digest or the beginning of it; a bundle of one record needs none",
+        )
+    made = add(
         "check",
         _check,
         "Recompute every digest of the archive, or of a bundle, and name what does not match",
@@ -122,7 +142,9 @@ def _adding(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) ->
         "  python -m store add outputs/sweeps/SWEEP\n  python -m store add store/published/somewhere.zip",
     )
     made.add_argument("paths", nargs="+", type=Path, metavar="FOLDER|FILE.zip")
-    made.add_argument("--sweep", metavar="ID", help="the sweep that the records belong to")
+    which = made.add_mutually_exclusive_group()
+    which.add_argument("--sweep", metavar="ID", help="the sweep that the records belong to, whatever a bundle says")
+    which.add_argument("--no-sweep", action="store_true", help="leave out the sweeps that a bundle has")
     made = add(
         "note",
         _note,
@@ -141,7 +163,9 @@ def _adding(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) ->
     )
     made.add_argument("digests", nargs="*", metavar="DIGEST", help="records, by digest or its beginning")
     made.add_argument("file", type=Path, metavar="FILE.zip", help="with --ro-crate a folder, too")
-    made.add_argument("--sweep", metavar="ID", help="all records of this sweep")
+    made.add_argument(
+        "--sweep", metavar="ID", action="append", default=[], help="this sweep and all its records; may be repeated"
+    )
     how = made.add_mutually_exclusive_group()
     how.add_argument("--sign", type=Path, metavar="KEY", help="sign the bundle with this private key")
     how.add_argument("--ro-crate", action="store_true", help="write a Process Run Crate instead, for archives of data")
@@ -176,6 +200,50 @@ def _show(asked: argparse.Namespace) -> int:
         kept = [(name, kind, archive.has(name)) for name, kind in wanted(record).items()]
         print(shown.record(digest, record, archive.notes(digest), kept), end="")
     return 0
+
+
+def _diff(asked: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as leaving:
+        archive = _opened(asked) if any(not _IN_BUNDLE.fullmatch(one) for one in (asked.first, asked.second)) else None
+        if archive is not None:
+            leaving.enter_context(archive)
+        sides = [_side(one, archive, leaving) for one in (asked.first, asked.second)]
+        made = compare(sides[0].record, sides[1].record, _from_any([one.fetch for one in sides]))
+    print(shown.difference([one.digest for one in sides], made, json=asked.json), end="")
+    return 0 if made.equal else 1
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A record to be compared."""
+
+    digest: str
+    record: Record
+    fetch: Callable[[str], bytes | None]
+
+
+def _side(name: str, archive: Archive | None, leaving: contextlib.ExitStack) -> _Side:
+    named = _IN_BUNDLE.fullmatch(name)
+    if named is None:
+        assert archive is not None, "it was opened for this"
+        digest, text = archive.record_text(name)
+        return _Side(digest, read_record(text), archive.fetch)
+    path, prefix = Path(named["file"]), named["prefix"] or ""
+    found = leaving.enter_context(read(path))
+    known = [one for one in found.digests if one.startswith(prefix)]
+    if len(known) != 1:
+        few = ", ".join(one[: len(prefix) + 8] for one in known[:4])
+        more = f": {few}{', ...' if known[4:] else ''}; name one as FILE.zip:DIGEST" if known else ""
+        count = f"{len(known)} records" if known else "no record"
+        raise ArchiveError(f"{path.name} has {count} whose digest begins with {prefix!r}{more}")
+    return _Side(known[0], found.records[found.digests.index(known[0])], found.fetch)
+
+
+def _from_any(fetches: Sequence[Callable[[str], bytes | None]]) -> Callable[[str], bytes | None]:
+    def fetch(name: str) -> bytes | None:
+        return next((content for one in fetches for content in [one(name)] if content is not None), None)
+
+    return fetch
 
 
 def _check(asked: argparse.Namespace) -> int:
@@ -222,7 +290,7 @@ def _add(asked: argparse.Namespace) -> int:
     with _opened(asked, create=True) as archive:
         for path in _expanded(asked.paths):
             try:
-                added += _added(archive, path, asked.sweep)
+                added += _added(archive, path, asked)
             except ArchiveError as error:
                 # The others are evidence too, so they are added all the same.
                 print(f"store: {shown.escaped(str(error))}", file=sys.stderr)
@@ -232,16 +300,27 @@ def _add(asked: argparse.Namespace) -> int:
     return 2 if refused else 0
 
 
-def _added(archive: Archive, path: Path, sweep: str | None) -> list[str]:
+def _added(archive: Archive, path: Path, asked: argparse.Namespace) -> list[str]:
     if path.suffix != ".zip":
-        return [archive.add(path, sweep)]
+        return [archive.add(path, asked.sweep)]
     try:
         judged(*manifest_and_signature(path), {})
     except ArchiveError as error:
         # What else is wrong is told rather than what that does to the signature.
         problem = next(iter(check_bundle(path)), broken(error))
         raise ArchiveError(f"{path.name} is refused and nothing was added: {problem}") from None
-    return add_bundle(archive, path, sweep)
+    made = add_whole(archive, path, asked.sweep, sweeps=not asked.no_sweep)
+    if asked.sweep is None and not asked.no_sweep:
+        print(f"store: {shown.escaped(_of_sweeps(path, made))}", file=sys.stderr)
+    return made.records
+
+
+def _of_sweeps(path: Path, made: Added) -> str:
+    """What can be done with the records of a bundle that were added."""
+    if made.sweeps:
+        ways = " and ".join(f"`python -m reports --sweep {name}`" for name in made.sweeps)
+        return f"{path.name} has a sweep, too: {ways} reports on it"
+    return f"{path.name} carries no sweep, only records: `python -m reports {path}` reports on them"
 
 
 def _expanded(paths: Sequence[Path]) -> list[Path]:
@@ -270,14 +349,12 @@ def _export(asked: argparse.Namespace) -> int:
         raise ArchiveError("name either records or a sweep to export, then the FILE.zip to write")
     key = _signer(asked.sign) if asked.sign else None
     with _opened(asked) as archive:
-        if asked.sweep:
-            digests = [one.digest for one in archive.cells(sweep=asked.sweep)]
-        else:
-            digests = [archive.record_text(name)[0] for name in asked.digests]
+        digests = [archive.record_text(name)[0] for name in asked.digests]
+        digests += [one.digest for sweep in asked.sweep for one in archive.cells(sweep=sweep)]
         if asked.ro_crate:
             export_crate(archive, digests, asked.file)
         else:
-            export(archive, digests, asked.file, key)
+            export(archive, digests, asked.file, key, asked.sweep)
     made = shown.as_json({"file": str(asked.file), "records": digests}) if asked.json else f"{asked.file}\n"
     print(made, end="")
     return 0

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import AbstractSet as Set
-from typing import Any, Iterator, Mapping, Self, Sequence
+from typing import Any, Collection, Iterator, Mapping, Self, Sequence
 
 from sqlalchemy import Connection, Select, delete, insert, or_, select
 from sqlalchemy.orm import Session
@@ -27,10 +27,10 @@ from store.cells import DOCUMENTS, OPTIONAL, cell, read_record, wanted
 from store.checks import Counts, Problem, check
 from store.database import Database, storable
 from store.errors import ArchiveError
-from store.models import Cell, DocumentRow, NoteRow, RecordRow, SweepRecordRow, SweepRow
-from store.sweeps import Sweep, SweepProgress, now
+from store.models import Cell, DocumentRow, NoteRow, RecordRow, SweepOriginRow, SweepRecordRow, SweepRow
+from store.sweeps import BundledSweep, Origin, Sweep, SweepProgress, now
 
-__all__ = ["Archive", "ArchiveError", "Counts", "Problem", "Sweep", "SweepProgress"]
+__all__ = ["Archive", "ArchiveError", "BundledSweep", "Counts", "Origin", "Problem", "Sweep", "SweepProgress"]
 
 _AT_ONCE = 500
 """Digests asked for in one statement; SQLite allows 32766 parameters, older ones 999."""
@@ -147,7 +147,7 @@ class Archive:
     # Sweeps.
 
     def begin_sweep(self, plan: Sequence[Spec], machine: str, busy: Set[str] = frozenset()) -> Sweep:
-        """Resume the latest unfinished sweep of this plan on this machine (a SHA-256), or begin one.
+        """Resume the latest unfinished sweep of this plan on this machine (a SHA-256) that was run here, or begin one.
 
         Those in `busy` are left to the living drivers that are at them.
         Raises ArchiveError if the plan is empty or holds a spec twice.
@@ -167,16 +167,28 @@ class Archive:
         with self._database.reading() as connection:
             return sweeps.progress(connection)
 
-    def latest_sweep(self) -> str | None:
-        """Id of the sweep that was begun last, or None."""
-        latest = select(SweepRow.id).order_by(SweepRow.started_at.desc(), SweepRow.id.desc()).limit(1)
-        with self._database.reading() as connection:
-            return connection.scalar(latest)
-
     def sweep_plan(self, name: str) -> list[Spec]:
         """The specs of the sweep's plan, in order. Raises ArchiveError if there is no such sweep."""
         with self._database.reading() as connection:
             return sweeps.planned(connection, name)
+
+    def bundled(self, sweep: str) -> tuple[str, BundledSweep]:
+        """The exact text of a sweep's plan, and the sweep as a bundle has it. Raises ArchiveError if there is none."""
+        with self._database.reading() as connection:
+            return sweeps.bundled(connection, sweep)
+
+    def refuse_another(self, given: BundledSweep) -> None:
+        """Raises ArchiveError if a sweep of its id is here that is another, or was run here and lacks its records."""
+        with self._database.reading() as connection:
+            sweeps.refuse_another(connection, given)
+
+    def add_sweep(self, plan: str, given: BundledSweep, origin: Origin) -> None:
+        """Keep a sweep that was run elsewhere, all records of which are here, with the text of its plan.
+
+        Twice is once. Raises ArchiveError as `refuse_another` does; then nothing is kept.
+        """
+        with self._database.writing() as connection:
+            sweeps.take_in(connection, plan, given, origin)
 
     # Reading.
 
@@ -190,7 +202,8 @@ class Archive:
     ) -> list[Record]:
         """Records, in the order of the sweep's plan if one is given, else by start.
 
-        `scenario` may hold wildcards (``checkpoint/*``). `machine` is that of the record or of its sweep.
+        `scenario` may hold wildcards (``checkpoint/*``). `machine` is that of the record, or of its sweep if that was
+        run here: what an added one says of its machine anybody can have written.
         Raises ArchiveError if a digest is unknown, or a record does not match its own.
         """
         found = self.cells(sweep=sweep, scenario=scenario, machine=machine, digests=digests)
@@ -214,7 +227,8 @@ class Archive:
         if outcome is not None:
             query = query.where(Cell.outcome == outcome)
         if machine is not None:
-            theirs = select(SweepRecordRow.record).join(SweepRow).where(SweepRow.machine == machine)
+            added = select(SweepOriginRow.sweep).where(SweepOriginRow.sweep == SweepRow.id).exists()
+            theirs = select(SweepRecordRow.record).join(SweepRow).where(SweepRow.machine == machine, ~added)
             query = query.where(or_(Cell.machine == machine, Cell.digest.in_(theirs)))
         if sweep is not None:
             query = query.join(SweepRecordRow, SweepRecordRow.record == Cell.digest)
@@ -228,6 +242,11 @@ class Archive:
         if scenario is not None:
             found = [one for one in found if fnmatchcase(one.scenario, scenario)]
         return found if digests is None else _picked(found, digests)
+
+    def about(self, cases: Collection[str], without: Collection[str] = ()) -> list[Record]:
+        """All records of these cases, by their case digest, but for those of the digests `without`."""
+        found = [one.digest for one in self.cells() if one.case_digest in cases and one.digest not in without]
+        return self.records(digests=found) if found else []
 
     def record_text(self, prefix: str) -> tuple[str, str]:
         """Digest and exact text of the record whose digest begins so.

@@ -1,4 +1,5 @@
-"""Bundles: records of an archive as one file, to be published or sent, and back. The file is `experiments.pack`'s.
+"""Bundles: records and sweeps of an archive as one file, to be published or sent, and back. The file is
+`experiments.pack`'s.
 
 A bundle comes from somebody else: nothing of it is believed before all of it has been looked at, no member
 is ever written to a path that the file names, nothing is unpickled, and if one thing is wrong nothing is added.
@@ -7,36 +8,57 @@ Why one is refused is one of the sentences of `pack.REFUSALS`; what it may take 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Callable, Collection, Iterator, Self, Sequence
+from typing import Any, BinaryIO, Callable, Collection, Iterable, Iterator, Mapping, Self, Sequence, Union
 
 from sqlalchemy import BigInteger, Integer, String
 
 from experiments import pack
 from experiments.pack import MANIFEST, SIGNATURE, Packed, PackError, refusal
-from experiments.record import Record, RecordError, canonical, digest, parse
-from store.archive import Archive
+from experiments.record import Record, RecordError, Spec, canonical, digest, parse, printable
+from experiments.sweep import BundledSweep, SweepError, place_of, read_plan
+from store.archive import Archive, Origin
 from store.cells import cell, wanted
 from store.checks import Problem
 from store.errors import ArchiveError
 from store.models import Cell
+from store.sweeps import now
 
 _LONGEST_REASON = 300
+_FEW = 10
+"""Problems that are told of one sweep."""
 _SOME_TEXT = canonical({"schema": 1})
 
 Sign = Callable[[bytes], bytes]
 """Gives what is kept as ``signature.json`` for the bytes of a manifest."""
 
 
-def export(archive: Archive, digests: Sequence[str], path: Path, sign: Sign | None = None) -> None:
+Plan = tuple[Spec, ...]
+Kept = Union[Record, Plan, BundledSweep]
+Keep = Callable[[str, Kept], None]
+"""Gets each member that says something, under its digest, once it has been looked at."""
+
+
+def export(
+    archive: Archive, digests: Sequence[str], path: Path, sign: Sign | None = None, sweeps: Sequence[str] = ()
+) -> None:
     """Write the records of these digests, and what they rest on, as a bundle, signed if `sign` is given.
 
-    Raises ArchiveError if there are none, or one of them lacks something, or they are too many for one bundle.
+    With it go these sweeps, each with its plan and all its records. Raises ArchiveError if there is no record, or
+    one of them lacks something, or they are too many for one bundle.
     """
-    if not digests:
+    told = [archive.bundled(name) for name in dict.fromkeys(sweeps)]
+    wanted = {*digests, *(record for _, sweep in told for record in sweep.records.values())}
+    if not wanted:
         raise ArchiveError("there is no record to export")
-    contents = _members(archive, [_text(archive, name) for name in sorted(set(digests))])
+    contents = _members(archive, [_text(archive, name) for name in sorted(wanted)])
+    for plan, sweep in told:
+        if not sweep.records:
+            raise ArchiveError(f"sweep {sweep.id} has no records yet, so there is nothing of it to export")
+        contents |= pack.sweep_members(plan, sweep.machine, sweep.number, sweep.started_at, sweep.records)
     try:
         pack.write(path, contents, sign)
     except PackError as error:
@@ -60,14 +82,52 @@ def _text(archive: Archive, name: str) -> str:
 
 
 def add_bundle(archive: Archive, path: Path, sweep: str | None = None) -> list[str]:
-    """Add every record of a bundle, and give their digests, sorted. Twice is once.
+    """`add_whole`, which gives the digests of the records alone."""
+    return add_whole(archive, path, sweep).records
 
-    Raises ArchiveError, with nothing added, if anything in it is not as `check_bundle` wants it.
+
+@dataclass(frozen=True)
+class Added:
+    """What the archive has of a bundle."""
+
+    records: list[str]
+    """Digests, sorted."""
+    sweeps: list[str]
+    """Ids of the sweeps that the bundle has."""
+
+
+def add_whole(archive: Archive, path: Path, sweep: str | None = None, *, sweeps: bool = True) -> Added:
+    """Add every record of a bundle, and then its sweeps. Twice is once.
+
+    With `sweep` the records belong to that one, and with `sweeps` false to none: then those of the bundle are left
+    out. Raises ArchiveError, with nothing added, if anything in it is not as `check_bundle` wants it, or the archive
+    has another sweep of the id of one of them.
     """
+    found: list[BundledSweep] = []
+    otherwise = "is refused and nothing was added"
+
+    def keep(_: str, kept: Kept) -> None:
+        if isinstance(kept, BundledSweep) and sweeps and sweep is None:
+            found.append(kept)
+
     with _open(path) as file:
-        packed = _accepted(path, file, "is refused and nothing was added")
-        records = sorted(name for name in packed.members if name.startswith("records/"))
-        return [archive.add_text(_again(packed, name).decode("utf-8"), _contents(packed), sweep) for name in records]
+        packed = _accepted(path, file, otherwise, keep)
+        for one in found:
+            try:
+                archive.refuse_another(one)
+            except ArchiveError as error:
+                raise ArchiveError(f"{path.name} {otherwise}: {error}") from None
+        names = sorted(name for name in packed.members if name.startswith("records/"))
+        records = [archive.add_text(_again(packed, name).decode("utf-8"), _contents(packed), sweep) for name in names]
+        _add_sweeps(archive, packed, path.name, found)
+    return Added(records, sorted(one.id for one in found))
+
+
+def _add_sweeps(archive: Archive, packed: Packed, file: str, found: Iterable[BundledSweep]) -> None:
+    """Last, so that whatever interrupts it leaves no sweep that lacks records which the bundle has."""
+    origin = Origin(printable(file), digest(packed.content(MANIFEST)), now())
+    for one in found:
+        archive.add_sweep(_again(packed, f"plans/{one.plan}.json").decode("utf-8"), one, origin)
 
 
 def check_bundle(path: Path) -> list[Problem]:
@@ -100,8 +160,8 @@ class Bundle:
     """The records of a bundle, all of which has been looked at, and what they rest on as long as it is open."""
 
     def __init__(self, path: Path, about: Collection[str] | None) -> None:
-        """Raises ArchiveError as `add_bundle` does."""
-        found: dict[str, Record] = {}
+        """Raises ArchiveError as `add_whole` does."""
+        found: dict[str, Kept] = {}
         self._file = _open(path)
         try:
             if about is None:
@@ -111,9 +171,15 @@ class Bundle:
         except BaseException:
             self._file.close()
             raise
-        self.digests = tuple(sorted(found))
-        self.records = tuple(found[name] for name in self.digests)
+        records = {name: one for name, one in sorted(found.items()) if isinstance(one, Record)}
+        self.digests = tuple(records)
+        self.records = tuple(records.values())
         """In the order of their digests, which are `digests`."""
+        swept = [one for one in found.values() if isinstance(one, BundledSweep)]
+        self.sweeps = tuple(sorted(swept, key=lambda one: (one.started_at, one.id)))
+        """Oldest first. Empty if only some records were asked for."""
+        self.plans: Mapping[str, Plan] = {name: one for name, one in found.items() if isinstance(one, tuple)}
+        """Of the sweeps, by digest."""
 
     def fetch(self, name: str) -> bytes | None:
         """Tensor, machine or source by its digest, or None if it is not in the bundle.
@@ -135,11 +201,12 @@ class Bundle:
 
 
 def read(path: Path, about: Collection[str] | None = None) -> Bundle:
-    """A bundle, opened. Raises ArchiveError, as `add_bundle` does, if anything in it is not as it must be.
+    """A bundle, opened. Raises ArchiveError, as `add_whole` does, if anything in it is not as it must be.
 
     All its records are kept: they take about four times their text, at worst thirty times pack.LARGEST_RECORDS. With
     `about` (names of scenarios, digests of their files), only those that name one of them are parsed, kept and looked
-    at closely; of the rest the seal, the layout and the digests are checked, which takes a fraction of the time.
+    at closely; of the rest, sweeps included, the seal, the layout and the digests are checked, which takes a fraction
+    of the time.
     """
     return Bundle(path, about)
 
@@ -156,7 +223,7 @@ def _glanced_at(path: Path, file: BinaryIO, keep: Keep, about: Collection[str]) 
         for name in sorted(packed.members.keys() - {MANIFEST, SIGNATURE}):
             content = _matching(packed, name, listed.get(name))
             if name.startswith("records/") and any(one in content for one in wanted):
-                _needed_by(name, content, keep)
+                keep(_digest_in(name), _record(_decoded(content)))
     except PackError as error:
         raise _refused(path, "is refused", [Problem(name, str(error))]) from None
     except OSError as error:
@@ -164,11 +231,8 @@ def _glanced_at(path: Path, file: BinaryIO, keep: Keep, about: Collection[str]) 
     return packed
 
 
-Keep = Callable[[str, Record], None]
-
-
-def _forget(name: str, record: Record) -> None:
-    """Of a record that is only checked nothing is kept."""
+def _forget(name: str, kept: Kept) -> None:
+    """Of what is only checked nothing is kept."""
 
 
 def _open(path: Path) -> BinaryIO:
@@ -195,7 +259,7 @@ def _refused(path: Path, what: str, problems: Sequence[Problem]) -> ArchiveError
 
 
 def _look_at(path: Path, file: BinaryIO, keep: Keep) -> tuple[Packed | None, list[Problem]]:
-    """The bundle, if its file is one at all, and all that is wrong with it; `keep` gets each record that is right."""
+    """The bundle, if its file is one at all, and all that is wrong with it; `keep` gets what is right."""
     try:
         packed, problems = _laid_out(path, file)
         return packed, problems if packed is None or problems else _substance(packed, keep)
@@ -218,24 +282,25 @@ def _shown(name: str) -> str:
 
 
 def _substance(packed: Packed, keep: Keep) -> list[Problem]:
-    """What is wrong with the contents, each of which is unpacked once and each record parsed."""
+    """What is wrong with the contents, each of which is unpacked once and each text parsed."""
     try:
-        listed = _listed(packed)
+        schema, listed = _manifest_of(packed)
     except PackError as error:
         return [Problem(MANIFEST, str(error))]
     names = packed.members.keys() - {MANIFEST, SIGNATURE}
     problems = [Problem(_shown(name), refusal("gone")) for name in sorted(listed.keys() - names)]
     problems += [Problem(name, refusal("unlisted")) for name in sorted(names - listed.keys())]
     problems += list(_wrong_signature(packed))
-    needed: set[str] = set()
+    look = _Look(schema, names, keep)
+    # Sweeps come last: they are held against the plans and the records.
     for name in sorted(names & listed.keys()):
         try:
-            needed |= _needed_by(name, _matching(packed, name, listed[name]), keep)
+            problems += look.at(name, _matching(packed, name, listed[name]))
         except PackError as error:
             problems.append(Problem(name, str(error)))
-    problems += [Problem(name, refusal("needed")) for name in sorted(needed - names)]
-    # Without every record it cannot be said what is needed.
-    return problems or list(_spare(names, needed))
+    problems += [Problem(name, refusal("needed")) for name in sorted(look.needed - names)]
+    # Without every record and sweep it cannot be said what is needed.
+    return problems or list(_spare(names, look.needed))
 
 
 def _wrong_signature(packed: Packed) -> Iterator[Problem]:
@@ -251,10 +316,9 @@ def _signature(packed: Packed) -> bytes | None:
 
 
 def _spare(names: set[str], needed: set[str]) -> Iterator[Problem]:
-    records = {name for name in names if name.startswith("records/")}
-    if not records:
+    if not any(name.startswith("records/") for name in names):
         yield Problem(MANIFEST, refusal("empty"))
-    for name in sorted(names - needed - records):
+    for name in sorted(name for name in names - needed if not name.startswith(("records/", "sweeps/"))):
         yield Problem(name, refusal("spare"))
 
 
@@ -269,21 +333,99 @@ def _matching(packed: Packed, name: str, listed: Any) -> bytes:
     return content
 
 
-def _needed_by(name: str, content: bytes, keep: Keep) -> set[str]:
-    """Names of the members that a member needs. Raises PackError if it is a text and not as it must be."""
-    if name.startswith("blobs/"):
-        return set()
+def _decoded(content: bytes) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         raise PackError(refusal("text")) from None
     if "\0" in text:
         raise PackError(refusal("text"))
-    if name.startswith("documents/"):
-        return set()
-    record = _record(text)
-    keep(name.removeprefix("records/").removesuffix(".json"), record)
-    return set(pack.needed(record))
+    return text
+
+
+def _digest_in(name: str) -> str:
+    return name.partition("/")[2].partition(".")[0]
+
+
+class _Look:
+    """What the members that were looked at so far say."""
+
+    def __init__(self, schema: int, names: Collection[str], keep: Keep) -> None:
+        self.needed: set[str] = set()
+        """Names of the members that others need, but for the records that sweeps name."""
+        self._schema = schema
+        self._names = names
+        self._keep = keep
+        self._specs: dict[str, tuple[str, tuple[str, str]]] = {}
+        """Digest of a record -> digest and place of its spec."""
+        self._places: dict[str, frozenset[tuple[str, str]]] = {}
+        """Digest of a plan -> places of its specs."""
+        self._sweeps: set[str] = set()
+        """Ids."""
+
+    def at(self, name: str, content: bytes) -> Iterable[Problem]:
+        """What is wrong with a member beside others. Raises PackError if it is not as it must be by itself."""
+        if name.startswith(pack.OF_SWEEPS) and self._schema < pack.FIRST_WITH_SWEEPS:
+            raise PackError(refusal("later", schema=self._schema))
+        if name.startswith("blobs/"):
+            return ()
+        text, known = _decoded(content), _digest_in(name)
+        if name.startswith("records/"):
+            self._record(known, _record(text))
+        elif name.startswith("plans/"):
+            self._plan(known, _plan(text))
+        elif name.startswith("sweeps/"):
+            # A sweep that was made to be large may name a million records that are missing.
+            return list(islice(self._sweep(name, _sweep(text)), _FEW))
+        return ()
+
+    def _record(self, known: str, record: Record) -> None:
+        self._keep(known, record)
+        self.needed |= set(pack.needed(record))
+        self._specs[known] = record.spec.digest(), place_of(record.spec)
+
+    def _plan(self, known: str, plan: Plan) -> None:
+        self._keep(known, plan)
+        self._places[known] = frozenset(map(place_of, plan))
+
+    def _sweep(self, name: str, sweep: BundledSweep) -> Iterator[Problem]:
+        """What is wrong with a sweep. Of a record or plan that was itself refused nothing more is said."""
+        self._keep(_digest_in(name), sweep)
+        self.needed.add(f"plans/{sweep.plan}.json")
+        if sweep.id in self._sweeps:
+            yield Problem(name, refusal("sweep twice", id=sweep.id))
+        self._sweeps.add(sweep.id)
+        planned = self._places.get(sweep.plan)
+        for spec, record in sorted(sweep.records.items()):
+            own, place = self._specs.get(record, (spec, None))
+            if f"records/{record}.json" not in self._names:
+                yield Problem(f"records/{record}.json", refusal("needed"))
+            elif own != spec:
+                yield Problem(name, refusal("other spec", record=record, spec=spec, own=own))
+            elif planned is not None and place is not None and place not in planned:
+                yield Problem(name, refusal("unplanned", record=record))
+
+
+def _plan(text: str) -> Plan:
+    """The specs of a plan. Raises PackError if no archive could keep it."""
+    try:
+        specs = tuple(read_plan(text))
+    except SweepError as error:
+        raise PackError(refusal("plan", why=str(error)[:_LONGEST_REASON])) from None
+    if not _is_canonical(text):
+        raise PackError(refusal("plan", why="it is not canonical JSON"))
+    return specs
+
+
+def _sweep(text: str) -> BundledSweep:
+    """A sweep. Raises PackError if no archive could keep it."""
+    try:
+        sweep = BundledSweep.from_text(text)
+    except SweepError as error:
+        raise PackError(refusal("sweep", why=str(error)[:_LONGEST_REASON])) from None
+    if not _is_canonical(text):
+        raise PackError(refusal("sweep", why="it is not canonical JSON"))
+    return sweep
 
 
 def _record(text: str) -> Record:
@@ -320,6 +462,11 @@ def _manifest(packed: Packed) -> bytes:
 
 def _listed(packed: Packed) -> dict[str, Any]:
     """Member -> what the manifest says of it. Raises PackError if this is no manifest that we read."""
+    return _manifest_of(packed)[1]
+
+
+def _manifest_of(packed: Packed) -> tuple[int, dict[str, Any]]:
+    """Schema and members."""
     try:
         text = _manifest(packed).decode("utf-8")
         data = parse(text)
@@ -335,7 +482,7 @@ def _listed(packed: Packed) -> dict[str, Any]:
         raise PackError(refusal("form"))
     if len(members) > pack.MOST_MEMBERS:
         raise PackError(refusal("many", count=len(members), most=pack.MOST_MEMBERS))
-    return members
+    return schema, members
 
 
 def _is_canonical(text: str) -> bool:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from store.columns import CONVENTION, digest_column, moment_column
 
-APPEND_ONLY = ("records", "documents", "notes", "plans", "sweeps", "sweep_records")
+APPEND_ONLY = ("records", "documents", "notes", "plans", "sweeps", "sweep_records", "sweep_origins")
 
 
 class Base(DeclarativeBase):
@@ -82,6 +82,17 @@ class SweepRecordRow(Base):
     sweep: Mapped[str] = mapped_column(ForeignKey("sweeps.id"), primary_key=True, comment="The sweep.")
     spec: Mapped[str] = digest_column("spec", "SHA-256 of the spec.", primary_key=True)
     record: Mapped[str] = digest_column("record", "Its record.", ForeignKey("records.digest"), index=True)
+
+
+class SweepOriginRow(Base):
+    """Where a sweep came from that was added from a bundle. One that has no such row was run here."""
+
+    __tablename__ = "sweep_origins"
+
+    sweep: Mapped[str] = mapped_column(ForeignKey("sweeps.id"), primary_key=True, comment="The sweep.")
+    file: Mapped[str] = mapped_column(Text, comment="Name of the bundle's file, without its folder.")
+    manifest: Mapped[str] = digest_column("manifest", "SHA-256 of the bundle's manifest.")
+    added_at: Mapped[str] = moment_column("added_at", "When the sweep was added.")
 
 
 class Cell(Base):

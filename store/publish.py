@@ -115,8 +115,10 @@ def _chosen(sweeps: Sequence[Sweep], wanted: str | None) -> list[Sweep]:
 
 
 def _ours(archive: Source, uri: str) -> set[str] | None:
-    """A SQLite store is this checkout's own; a server has runs of others."""
-    return None if sqlite_file(uri) else {sweep.machine for sweep in archive.sweeps()}
+    """Machines whose running runs may be ended. A SQLite store is this checkout's own; a server has runs of others, and
+    a machine whose sweep was added here may be at work there.
+    """
+    return None if sqlite_file(uri) else {sweep.machine for sweep in archive.sweeps() if sweep.origin is None}
 
 
 def _summed(counts: Published) -> str:

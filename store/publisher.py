@@ -80,6 +80,9 @@ class Sweep(Protocol):
     def planned(self) -> int: ...
     @property
     def done(self) -> int: ...
+    @property
+    def origin(self) -> object | None:
+        """Where it came from. None if it was run here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from json import dumps
 from typing import Any, Sequence
 
 from experiments.record import Outcome, Record, canonical, parse
+from store.difference import Comparison, Section
 from store.models import Cell, NoteRow
 from store.sweeps import SweepProgress
 
@@ -58,9 +59,22 @@ def _columns(one: Cell) -> dict[str, Any]:
 def sweeps(found: Sequence[SweepProgress], *, json: bool) -> str:
     """Sweeps, one a line; as JSON, one list."""
     if json:
-        return as_json([{**vars(one), "finished": one.finished} for one in found])
-    rows = [(one.id, one.started_at[:19], f"{one.done} of {one.planned}", one.machine[:_SHORT]) for one in found]
-    return _table(("sweep", "started", "done", "machine"), rows)
+        return as_json([_sweep(one) for one in found])
+    rows = [
+        (
+            one.id,
+            one.started_at[:19],
+            f"{one.done} of {one.planned}",
+            one.machine[:_SHORT],
+            "here" if one.origin is None else one.origin.file,
+        )
+        for one in found
+    ]
+    return _table(("sweep", "started", "done", "machine", "run"), rows)
+
+
+def _sweep(one: SweepProgress) -> dict[str, Any]:
+    return {**vars(one), "finished": one.finished, "origin": None if one.origin is None else vars(one.origin)}
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -123,3 +137,19 @@ def _seen(kept: Record) -> list[tuple[str, str]]:
     lines += [("observed", f"{one.name} = {canonical(one.value)} ({one.kind})") for one in seen.observed]
     lines += [("changed", f"{one.name}: {canonical(one.before)} -> {canonical(one.after)}") for one in seen.state]
     return lines + [("operators", f"{phase}: {len(listed)}") for phase, listed in (seen.operators or {}).items()]
+
+
+def difference(digests: Sequence[str], made: Comparison, *, json: bool) -> str:
+    """Two records side by side; as JSON, one object."""
+    if json:
+        sections = [{**vars(one), "rows": [list(row) for row in one.rows]} for one in made.sections]
+        return as_json({"records": list(digests), "evidence equal": made.equal, "sections": sections})
+    head = [("", "first", "second"), ("record", *(name[:_SHORT] for name in digests))]
+    said = f"evidence: {'equal' if made.equal else 'different'}\n"
+    return _table(head[0], [head[1]]) + said + "".join(_part(one) for one in made.sections)
+
+
+def _part(one: Section) -> str:
+    table = _table(one.rows[0], one.rows[1:]) if one.rows else ""
+    indented = "".join(f"  {line}\n" for line in table.splitlines())
+    return f"\n{escaped(one.title)}: {escaped(one.said)}\n{indented}"

@@ -1,4 +1,7 @@
-"""Sweeps: which specs of a plan have a record, and which run of the plan this is."""
+"""Sweeps: which specs of a plan have a record, which run of the plan this is, and whether it was run here.
+
+A sweep that was added from a bundle is somebody else's: it is never resumed, never counted, and never called ours.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ from datetime import UTC, datetime
 from typing import AbstractSet as Set
 from typing import Sequence
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, insert, select
 
-from experiments.record import RecordError, Spec, canonical, digest, parse, upgraded_spec
+from experiments.record import Spec, digest
+from experiments.sweep import BundledSweep, SweepError, place_of, places, plan_text, sweep_id
+from experiments.sweep import read_plan as read_specs
 from store.blobs import is_digest
 from store.errors import ArchiveError
-from store.models import PlanRow, SweepRecordRow, SweepRow
+from store.models import PlanRow, SweepOriginRow, SweepRecordRow, SweepRow
+
+__all__ = ["BundledSweep", "Origin", "Sweep", "SweepProgress", "place_of", "places", "sweep_id"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,18 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a sweep came from that was not run here."""
+
+    file: str
+    """Name of the bundle's file, without its folder."""
+    manifest: str
+    """Digest of the bundle's manifest, which names all that is in it."""
+    added_at: str
+    """When it was added, UTC, RFC 3339."""
+
+
+@dataclass(frozen=True)
 class SweepProgress:
     """A sweep as it stands."""
 
@@ -42,6 +61,8 @@ class SweepProgress:
     """Specs of the plan."""
     done: int
     """Specs of the plan that have a record."""
+    origin: Origin | None = None
+    """None if it was run here."""
 
     @property
     def finished(self) -> bool:
@@ -53,33 +74,50 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def sweep_id(plan: str, machine: str, number: int) -> str:
-    """Name of a sweep, readable enough to type."""
-    return f"{plan[:12]}-{machine[:8]}-{number}"
-
-
 def begin(connection: Connection, plan: Sequence[Spec], machine: str, busy: Set[str] = frozenset()) -> Sweep:
     """The latest unfinished sweep of this plan on this machine, or else a new one. Wants the write lock.
 
     `busy` are sweeps that a living driver is at: those are left to it.
     """
     specs = _checked(plan, machine)
-    text = canonical([spec.to_json() for spec in plan])
-    name = digest(text)
-    if connection.scalar(select(PlanRow.digest).where(PlanRow.digest == name)) is None:
-        connection.execute(insert(PlanRow).values(digest=name, text=text))
-    mine = (SweepRow.plan == name, SweepRow.machine == machine)
-    number = connection.scalar(select(func.max(SweepRow.number)).where(*mine)) or 0
-    for earlier in range(number, 0, -1):
+    content = plan_text(plan)
+    name = digest(content)
+    _keep_plan(connection, name, content)
+    own = _own_numbers(connection, name, machine)
+    for earlier in reversed(own):
         known = sweep_id(name, machine, earlier)
         done = frozenset(links(connection, known)) & specs
         if done != specs and known not in busy:
             return Sweep(known, earlier, resumed=True, done=done)
-    fresh = sweep_id(name, machine, number + 1)
-    connection.execute(
-        insert(SweepRow).values(id=fresh, plan=name, machine=machine, number=number + 1, started_at=now())
-    )
-    return Sweep(fresh, number + 1, resumed=False, done=frozenset())
+    number = _free_number(connection, name, machine, max(own, default=0) + 1)
+    fresh = sweep_id(name, machine, number)
+    connection.execute(insert(SweepRow).values(id=fresh, plan=name, machine=machine, number=number, started_at=now()))
+    return Sweep(fresh, number, resumed=False, done=frozenset())
+
+
+def _keep_plan(connection: Connection, name: str, content: str) -> None:
+    if connection.scalar(select(PlanRow.digest).where(PlanRow.digest == name)) is None:
+        connection.execute(insert(PlanRow).values(digest=name, text=content))
+
+
+def _own_numbers(connection: Connection, plan: str, machine: str) -> list[int]:
+    """Numbers of the sweeps of this plan on this machine that were run here, in order.
+
+    An added one may name the same machine: anybody can write that into a file.
+    """
+    added = select(SweepOriginRow.sweep).where(SweepOriginRow.sweep == SweepRow.id).exists()
+    mine = select(SweepRow.number).where(SweepRow.plan == plan, SweepRow.machine == machine, ~added)
+    return list(connection.scalars(mine.order_by(SweepRow.number)))
+
+
+def _free_number(connection: Connection, plan: str, machine: str, first: int) -> int:
+    """The next number whose id no sweep has, also none of a machine whose digest begins alike."""
+    start = sweep_id(plan, machine, 0).removesuffix("0")
+    taken = set(connection.scalars(select(SweepRow.id).where(SweepRow.id.startswith(start, autoescape=True))))
+    number = first
+    while f"{start}{number}" in taken:
+        number += 1
+    return number
 
 
 def _checked(plan: Sequence[Spec], machine: str) -> frozenset[str]:
@@ -101,6 +139,10 @@ def links(connection: Connection, sweep: str) -> dict[str, str]:
 
 def planned(connection: Connection, sweep: str) -> list[Spec]:
     """The specs of the sweep's plan, in order. Raises ArchiveError if there is no such sweep."""
+    return read_plan(_plan_of(connection, sweep))
+
+
+def _plan_of(connection: Connection, sweep: str) -> str:
     row = connection.execute(
         select(PlanRow.digest, PlanRow.text).join(SweepRow, SweepRow.plan == PlanRow.digest).where(SweepRow.id == sweep)
     ).one_or_none()
@@ -109,25 +151,15 @@ def planned(connection: Connection, sweep: str) -> list[Spec]:
         raise ArchiveError(f"there is no sweep {sweep!r}; the latest are {', '.join(known) or 'none at all'}")
     if digest(row.text) != row.digest:
         raise ArchiveError(f"plan {row.digest} does not match its digest: `python -m store check` names what else")
-    return read_plan(row.text)
+    return str(row.text)
 
 
-def read_plan(text: str) -> list[Spec]:
+def read_plan(content: str) -> list[Spec]:
     """The specs of a stored plan. Raises ArchiveError if they cannot be read."""
     try:
-        return [Spec.from_json(upgraded_spec(data)) for data in parse(text)]
-    except (RecordError, TypeError, KeyError) as error:
-        raise ArchiveError(f"plan {digest(text)} cannot be read: {error}") from None
-
-
-def place_of(spec: Spec) -> tuple[str, str]:
-    """What a spec has in common with its further attempts: the question, and the replay it belongs to."""
-    return spec.question.digest(), spec.replay_digest()
-
-
-def places(plan: Sequence[Spec]) -> dict[tuple[str, str], int]:
-    """Position in the plan by `place_of`."""
-    return {place_of(spec): position for position, spec in enumerate(plan)}
+        return read_specs(content)
+    except SweepError as error:
+        raise ArchiveError(f"plan {digest(content)} cannot be read: {error}") from None
 
 
 def link(connection: Connection, sweep: str, spec: str, record: str) -> None:
@@ -146,17 +178,77 @@ def link(connection: Connection, sweep: str, spec: str, record: str) -> None:
         )
 
 
+# From bundles, and into them.
+
+
+def bundled(connection: Connection, sweep: str) -> tuple[str, BundledSweep]:
+    """The plan's text, and the sweep as a bundle has it. Raises ArchiveError if there is no such sweep."""
+    plan = _plan_of(connection, sweep)
+    row = connection.execute(select(SweepRow.__table__).where(SweepRow.id == sweep)).one()
+    return plan, BundledSweep(row.plan, row.machine, row.number, row.started_at, links(connection, sweep))
+
+
+def refuse_another(connection: Connection, given: BundledSweep) -> None:
+    """Raises ArchiveError if a sweep of its id is there, and is another or lacks what this one has."""
+    row = connection.execute(select(SweepRow.__table__).where(SweepRow.id == given.id)).one_or_none()
+    if row is None:
+        return
+    there = links(connection, given.id)
+    own = connection.scalar(select(SweepOriginRow.sweep).where(SweepOriginRow.sweep == given.id)) is None
+    more = len(given.records.keys() - there.keys())
+    if (row.plan, row.machine, row.started_at) != (given.plan, given.machine, given.started_at):
+        found = f"was begun at {row.started_at}, this one at {given.started_at}"
+    elif any(there.get(spec, record) != record for spec, record in given.records.items()):
+        found = "has other records for the same specs"
+    elif own and more:
+        found = f"was run here, and {more} of the records of this one are not its own"
+    else:
+        return
+    raise ArchiveError(
+        f"the archive has another sweep {given.id}: it {found}. `python -m store add --no-sweep` adds the records "
+        "alone, and `python -m reports FILE.zip` reports on the file"
+    )
+
+
+def take_in(connection: Connection, plan: str, given: BundledSweep, origin: Origin) -> None:
+    """Keep a sweep of a bundle, whose records are there, with its plan. Twice is once. Wants the write lock.
+
+    Raises ArchiveError as `refuse_another` does.
+    """
+    refuse_another(connection, given)
+    _keep_plan(connection, given.plan, plan)
+    if connection.scalar(select(SweepRow.id).where(SweepRow.id == given.id)) is None:
+        row = {"plan": given.plan, "machine": given.machine, "number": given.number, "started_at": given.started_at}
+        connection.execute(insert(SweepRow).values(id=given.id, **row))
+        connection.execute(insert(SweepOriginRow).values(sweep=given.id, **vars(origin)))
+    there = links(connection, given.id)
+    fresh = [
+        {"sweep": given.id, "spec": spec, "record": record}
+        for spec, record in sorted(given.records.items())
+        if spec not in there
+    ]
+    if fresh:
+        connection.execute(insert(SweepRecordRow), fresh)
+
+
+# How they stand.
+
+
 def progress(connection: Connection) -> list[SweepProgress]:
     """Every sweep, oldest first."""
+    origins = {row.sweep: row for row in connection.execute(select(SweepOriginRow.__table__)).all()}
     rows = connection.execute(
         select(SweepRow, PlanRow.text)
         .join(PlanRow, SweepRow.plan == PlanRow.digest)
         .order_by(SweepRow.started_at, SweepRow.id)
     )
-    return [
-        SweepProgress(row.id, row.plan, row.machine, row.number, row.started_at, *_count(connection, row.id, row.text))
-        for row in rows.all()
-    ]
+    found = []
+    for row in rows.all():
+        known = origins.get(row.id)
+        origin = None if known is None else Origin(known.file, known.manifest, known.added_at)
+        planned, done = _count(connection, row.id, row.text)
+        found.append(SweepProgress(row.id, row.plan, row.machine, row.number, row.started_at, planned, done, origin))
+    return found
 
 
 def _count(connection: Connection, sweep: str, plan: str) -> tuple[int, int]:

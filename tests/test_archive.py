@@ -18,13 +18,15 @@ import samples
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import create_engine, insert, inspect
 
 import store.database
 from experiments.record import SCHEMA, Tensor, canonical, digest, parse, with_attempt
 from store.archive import Archive, ArchiveError
 from store.blobs import Blobs
-from store.models import APPEND_ONLY, Base
+from store.bundle import add_bundle, add_whole, export
+from store.models import APPEND_ONLY, Base, SweepOriginRow
+from store.sweeps import Origin, now
 
 MACHINE = "a" * 64
 ROOT = Path(__file__).parents[1]
@@ -71,7 +73,20 @@ def filled(archive, tmp_path):
     sweep = archive.begin_sweep([asked], MACHINE)
     name = add(archive, tmp_path / "run", asked=asked, sweep=sweep.id)
     archive.note(name, "seen again", "somebody")
+    with archive._database.writing() as connection:
+        row = {"sweep": sweep.id, "file": "theirs.zip", "manifest": "e" * 64, "added_at": now()}
+        connection.execute(insert(SweepOriginRow).values(**row))
     return name
+
+
+def stranger(folder, *plan, machine="b" * 64, done=None):
+    """A bundle of a sweep of this plan that ran elsewhere, as far as it was `done`."""
+    with Archive.open(f"sqlite:///{folder}/archive.db", folder / "blobs") as other:
+        sweep = other.begin_sweep(plan, machine).id
+        for seed, asked in enumerate(plan[:done], 100):
+            other.add_text(samples.record(asked=asked, seed=seed).text(), samples.contents(seed).get, sweep)
+        export(other, [], folder / "theirs.zip", sweeps=[sweep])
+    return folder / "theirs.zip"
 
 
 # Adding and reading.
@@ -234,7 +249,7 @@ def test_an_unfinished_sweep_is_resumed_and_a_finished_one_gets_the_next_number(
     following = archive.begin_sweep(plan, MACHINE)
     assert (following.number, following.resumed) == (2, False)
     assert archive.begin_sweep(plan, "b" * 64).number == 1
-    assert archive.latest_sweep() != begun.id
+    assert archive.sweeps()[-1].id != begun.id
     assert [(one.done, one.planned, one.finished) for one in archive.sweeps()] == [
         (2, 2, True),
         (0, 2, False),
@@ -295,6 +310,84 @@ def test_a_plan_that_is_none_is_refused(archive, plan, says):
         archive.begin_sweep(plan, MACHINE)
 
 
+# Sweeps that were run elsewhere.
+
+
+def test_an_added_sweep_is_there_as_after_a_run_and_says_where_it_came_from(archive, tmp_path):
+    plan = [samples.spec(case) for case in "ba"]
+    path = stranger(tmp_path / "there", *plan)
+    made = add_whole(archive, path)
+    assert made == add_whole(archive, path), "twice is once"
+    (kept,) = archive.sweeps()
+    assert (made.sweeps, kept.finished, kept.origin.file) == ([kept.id], True, "theirs.zip")
+    assert archive.sweep_plan(kept.id) == plan
+    assert [one.spec for one in archive.records(sweep=kept.id)] == plan
+    assert archive.check() == []
+    export(archive, [], tmp_path / "again.zip", sweeps=[kept.id])
+    assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
+
+
+def test_a_sweep_that_was_added_is_never_resumed(archive, tmp_path):
+    """It is unfinished, of the same plan, and says that it ran on this machine: anybody can write that."""
+    plan = [samples.spec("first"), samples.spec("second")]
+    added = add_whole(archive, stranger(tmp_path / "there", *plan, machine=MACHINE, done=1)).sweeps
+    own = archive.begin_sweep(plan, MACHINE)
+    assert (own.number, own.resumed, own.done) == (2, False, frozenset())
+    assert archive.begin_sweep(plan, MACHINE).id == own.id
+    assert [(one.id, one.origin is None) for one in archive.sweeps()] == [(added[0], False), (own.id, True)]
+    assert archive.cells(machine=MACHINE) == [], "what it says of its machine is not believed"
+
+
+def test_an_added_sweep_of_a_machine_that_begins_alike_takes_no_number_away(archive, tmp_path):
+    plan = [samples.spec()]
+    alike = MACHINE[:8] + "b" * 56
+    add_bundle(archive, stranger(tmp_path / "there", *plan, machine=alike))
+    assert archive.begin_sweep(plan, MACHINE).number == 2
+
+
+def test_a_sweep_of_which_more_is_done_since_is_made_whole(archive, tmp_path):
+    plan = [samples.spec("first"), samples.spec("second")]
+    with Archive.open(f"sqlite:///{tmp_path}/there.db", tmp_path / "there") as other:
+        sweep = other.begin_sweep(plan, MACHINE).id
+        for seed, asked in enumerate(plan):
+            other.add_text(samples.record(asked=asked, seed=seed).text(), samples.contents(seed).get, sweep)
+            export(other, [], tmp_path / f"{seed}.zip", sweeps=[sweep])
+    for seed, done in ((0, 1), (1, 2), (0, 2)):
+        add_bundle(archive, tmp_path / f"{seed}.zip")
+        assert archive.sweep(sweep).done == done
+
+
+def test_another_sweep_of_the_same_id_is_refused_with_all_its_records(archive, tmp_path):
+    plan = [samples.spec()]
+    own = archive.begin_sweep(plan, "b" * 64)
+    path = stranger(tmp_path / "there", *plan)
+    with pytest.raises(ArchiveError, match=rf"nothing was added: the archive has another sweep {own.id}: it was begun"):
+        add_bundle(archive, path)
+    assert archive.records() == []
+    assert add_whole(archive, path, sweeps=False).sweeps == []
+    assert len(archive.records()) == 1
+    assert archive.sweep(own.id).done == 0
+
+
+def test_nobody_adds_records_to_a_sweep_that_was_run_here(archive, tmp_path):
+    """Its own bundle comes back with one record more."""
+    plan = [samples.spec("first"), samples.spec("second")]
+    sweep = archive.begin_sweep(plan, MACHINE).id
+    for seed, asked in enumerate(plan):
+        name = add(archive, tmp_path / str(seed), seed, asked=asked, sweep=None if seed else sweep)
+    export(archive, [], tmp_path / "own.zip", sweeps=[sweep])
+    add_bundle(archive, tmp_path / "own.zip")
+    text, own = archive.bundled(sweep)
+    more = replace(own, records={**own.records, plan[1].digest(): name})
+    with pytest.raises(ArchiveError, match="was run here, and 1 of the records of this one are not its own"):
+        archive.add_sweep(text, more, Origin("x.zip", "e" * 64, now()))
+    other = replace(own, records={plan[0].digest(): name})
+    with pytest.raises(ArchiveError, match="has other records for the same specs"):
+        archive.add_sweep(text, other, Origin("x.zip", "e" * 64, now()))
+    assert archive.sweep(sweep).done == 1
+    assert archive.check() == []
+
+
 # Nothing is changed.
 
 COLUMNS = {
@@ -304,6 +397,7 @@ COLUMNS = {
     "plans": ("digest", "text"),
     "sweeps": ("id", "plan", "machine", "number", "started_at"),
     "sweep_records": ("sweep", "spec", "record"),
+    "sweep_origins": ("sweep", "file", "manifest", "added_at"),
 }
 CHANGES = (
     "UPDATE {table} SET {last} = {last}",

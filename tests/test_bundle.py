@@ -20,7 +20,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments import pack
-from experiments.record import SCHEMA, RecordError, canonical, digest, parse
+from experiments.record import SCHEMA, RecordError, canonical, digest, parse, with_attempt
+from experiments.sweep import sweep_id
 from store import cells
 from store.archive import Archive, ArchiveError
 from store.bundle import add_bundle, check_bundle, export, manifest_and_signature, read
@@ -163,7 +164,7 @@ def test_the_seal_is_what_the_document_says(sent):
 
 def test_a_seal_is_there_exactly_where_the_schema_asks_for_it(other, sent, tmp_path):
     whole = members(sent)
-    refused(other, zipped(sent, whole, sealed=False), "has schema 2 and no seal")
+    refused(other, zipped(sent, whole, sealed=False), "has schema 3 and no seal")
     refused(other, zipped(sent, {**whole, "manifest.json": manifest({}, 1)}), "has schema 1 and a seal")
     assert check_bundle(crafted(tmp_path / "first.zip", whole, sealed=False)) == []
 
@@ -190,7 +191,7 @@ def test_the_published_bundle_is_whole(path):
 @pytest.mark.parametrize("kind", ["documents", "blobs"])
 def test_a_missing_member_is_refused(other, sent, kind):
     lacking = {name: content for name, content in members(sent).items() if not name.startswith(kind)}
-    refused(other, crafted(sent, lacking), "a record needs it, and it is missing")
+    refused(other, crafted(sent, lacking), "a record or sweep needs it, and it is missing")
 
 
 def test_a_member_that_only_the_manifest_knows_is_refused(other, sent):
@@ -208,7 +209,7 @@ def test_a_member_that_the_manifest_does_not_know_is_refused(other, sent):
 def test_a_member_that_no_record_needs_is_refused(other, sent):
     """Otherwise anything at all could travel in a published bundle."""
     extra = f"blobs/{digest(b'more')}"
-    refused(other, crafted(sent, {**members(sent), extra: b"more"}), "no record needs it")
+    refused(other, crafted(sent, {**members(sent), extra: b"more"}), "no record or sweep needs it")
 
 
 @pytest.mark.parametrize("name", ["../up", "records/../../up", "/etc/up", "C:/up", "..\\up", "\\up"])
@@ -358,8 +359,8 @@ def test_a_member_that_is_longer_or_shorter_than_it_says_is_refused(other, sent,
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b'{"members":{},"schema":3}', "has schema 3; this version reads 1 to 2"),
-        (b'{"members":{},"schema":2}', "there is no record in it"),
+        (b'{"members":{},"schema":4}', "has schema 4; this version reads 1 to 3"),
+        (b'{"members":{},"schema":3}', "there is no record in it"),
         (b'{"members":{},"schema":true}', "has schema True"),
         (b'{"members":{},"schema":2,"schema":2}', "same key twice"),
         (b'{"members":{}, "schema":2}', "is not canonical JSON"),
@@ -416,6 +417,142 @@ def test_a_document_that_is_not_text_is_refused(other, sent, content):
     refused(other, crafted(sent, whole), "is not UTF-8 text, or has a NUL")
 
 
+# Sweeps.
+
+
+@pytest.fixture
+def swept(archive, tmp_path):
+    """A bundle of a sweep of two records."""
+    plan = [samples.spec(case) for case in "ba"]
+    sweep = archive.begin_sweep(plan, "a" * 64).id
+    for seed, asked in enumerate(plan, 1):
+        archive.add_text(samples.record(seed=seed, asked=asked).text(), samples.contents(seed).get, sweep)
+    export(archive, [], tmp_path / "swept.zip", sweeps=[sweep])
+    return tmp_path / "swept.zip"
+
+
+def told(whole):
+    """The sweep of these members, as JSON, taken out together with its plan; and the plan."""
+    (name,) = (name for name in whole if name.startswith("sweeps/"))
+    (plan,) = (name for name in whole if name.startswith("plans/"))
+    return parse(whole.pop(name).decode()), parse(whole.pop(plan).decode())
+
+
+def told_again(whole, sweep, plan):
+    """Both put in again, with a plan digest and an id that fit."""
+    text = canonical(plan)
+    sweep = {**sweep, "plan": digest(text)}
+    sweep["id"] = sweep_id(sweep["plan"], sweep["machine"], sweep["number"])
+    made = canonical(sweep)
+    return {**whole, f"plans/{digest(text)}.json": text.encode(), f"sweeps/{digest(made)}.json": made.encode()}
+
+
+def test_a_bundle_carries_the_sweep_and_its_exact_plan(archive, swept):
+    (sweep,) = archive.sweeps()
+    with read(swept) as bundle:
+        (found,) = bundle.sweeps
+        assert (found.id, found.started_at, found.number) == (sweep.id, sweep.started_at, 1)
+        assert list(bundle.plans[found.plan]) == archive.sweep_plan(sweep.id)
+        assert sorted(found.records.values()) == list(bundle.digests)
+    assert f"plans/{sweep.plan}.json" in members(swept)
+
+
+def test_records_alone_take_no_sweep_with_them(archive, swept, tmp_path):
+    export(archive, [archive.cells()[0].digest], tmp_path / "one.zip")
+    with read(tmp_path / "one.zip") as bundle:
+        assert (len(bundle.records), bundle.sweeps) == (1, ())
+
+
+def test_a_sweep_without_records_is_not_exported(archive, tmp_path):
+    sweep = archive.begin_sweep([samples.spec()], "a" * 64).id
+    with pytest.raises(ArchiveError, match="no record to export"):
+        export(archive, [], tmp_path / "none.zip", sweeps=[sweep])
+    name = archive.add_text(samples.record().text(), samples.contents().get)
+    with pytest.raises(ArchiveError, match=f"sweep {sweep} has no records yet"):
+        export(archive, [name], tmp_path / "none.zip", sweeps=[sweep])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda s, _: s["records"].update({"0" * 64: "1" * 64}),
+            f"records/{'1' * 64}.json: a record or sweep needs it",
+        ),
+        (lambda s, _: s.update(records={"0" * 64: next(iter(s["records"].values()))}), "but the record's spec is"),
+        (lambda _, p: p.pop(), "whose spec is not in its plan"),
+        (lambda _, p: p.append(p[0]), "is no plan that can be kept: the plan holds 1 specs twice"),
+        (lambda _, p: p[0].update(more=1), "is no plan that can be kept: "),
+        (lambda _, p: p.clear(), "is no plan that can be kept: the plan is empty"),
+        (lambda s, _: s.update(records={}), "is no sweep that can be kept: it has no records"),
+        (lambda s, _: s.update(more=1), "is no sweep that can be kept: it is not an object of id, machine"),
+        (lambda s, _: s.update(number=0), "its number is 0; from 1 to 2147483647 is read"),
+        (lambda s, _: s.update(number=True), "its number is True"),
+        (lambda s, _: s.update(machine="here"), "its machine is 'here', which is no SHA-256"),
+        (lambda s, _: s.update(started_at="2026-02-30T00:00:00.000000Z"), "it must be UTC as 2026-01-02T03:04:05"),
+        (lambda s, _: s.update(started_at="2026-01-02T03:04:05Z"), "it must be UTC as 2026-01-02T03:04:05"),
+    ],
+)
+def test_a_sweep_that_does_not_fit_its_plan_and_records_is_refused(other, swept, change, says):
+    """Its digests and its id fit; only looking at what it says tells."""
+    whole = members(swept)
+    sweep, plan = told(whole)
+    change(sweep, plan)
+    refused(other, crafted(swept, told_again(whole, sweep, plan)), says)
+
+
+def test_a_sweep_of_another_id_than_its_own_is_refused(other, swept):
+    whole = members(swept)
+    sweep, plan = told(whole)
+    text, planned = canonical({**sweep, "id": f"{sweep['id']}0"}), canonical(plan)
+    whole |= {f"plans/{digest(planned)}.json": planned.encode(), f"sweeps/{digest(text)}.json": text.encode()}
+    refused(other, crafted(swept, whole), "plan, machine and number give")
+
+
+def test_a_further_attempt_belongs_to_the_sweep(archive, other, swept, tmp_path):
+    (sweep,) = archive.sweeps()
+    again = with_attempt(archive.sweep_plan(sweep.id)[0], 1)
+    archive.add_text(samples.record(seed=3, asked=again).text(), samples.contents(3).get, sweep.id)
+    export(archive, [], tmp_path / "three.zip", sweeps=[sweep.id])
+    assert len(add_bundle(other, tmp_path / "three.zip")) == 3
+    assert other.sweep(sweep.id).done == 2
+
+
+def test_a_plan_that_no_sweep_names_is_refused(other, swept):
+    whole = members(swept)
+    told_of = [name for name in whole if name.startswith("sweeps/")]
+    refused(other, crafted(swept, {n: c for n, c in whole.items() if n not in told_of}), "no record or sweep needs it")
+
+
+def test_two_sweeps_of_one_id_are_refused(other, swept):
+    whole = members(swept)
+    sweep, plan = told(dict(whole))
+    again = told_again({}, {**sweep, "started_at": "2027-01-01T00:00:00.000000Z"}, plan)
+    refused(other, crafted(swept, {**whole, **again}), f"there is another sweep of its id, {sweep['id']}")
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_bundle_of_before_there_were_sweeps_in_them_has_none(other, swept, schema):
+    whole = {name: one for name, one in members(swept).items() if name != "manifest.json"}
+    made = {"manifest.json": manifest(whole, schema), **whole}
+    refused(other, zipped(swept, made, sealed=schema > 1), f"is of a kind that schema {schema} does not have")
+    bare = {name: one for name, one in whole.items() if not name.startswith(pack.OF_SWEEPS)}
+    zipped(swept, {"manifest.json": manifest(bare, schema), **bare}, sealed=schema > 1)
+    with read(swept) as bundle:
+        assert (len(bundle.records), bundle.sweeps) == (2, ())
+
+
+def test_two_sweeps_travel_in_one_bundle(archive, other, swept, tmp_path):
+    """Such as a sweep and the counter-replay that explains it."""
+    (first,) = archive.sweeps()
+    asked = samples.spec("c")
+    second = archive.begin_sweep([asked], "a" * 64).id
+    archive.add_text(samples.record(seed=4, asked=asked).text(), samples.contents(4).get, second)
+    export(archive, [], tmp_path / "both.zip", sweeps=[first.id, second])
+    assert len(add_bundle(other, tmp_path / "both.zip")) == 3
+    assert {one.id for one in other.sweeps()} == {first.id, second}
+
+
 def test_a_file_that_is_not_there_is_a_sentence(other, tmp_path):
     with pytest.raises(ArchiveError, match=r"none\.zip cannot be read: No such file"):
         add_bundle(other, tmp_path / "none.zip")
@@ -435,7 +572,7 @@ def test_a_bundle_is_read_with_all_that_its_records_rest_on(archive, sent):
 def test_a_bundle_that_is_refused_is_not_read_either(other, sent):
     whole = {name: content for name, content in members(sent).items() if not name.startswith("blobs")}
     with pytest.raises(
-        ArchiveError, match=r"sent\.zip is refused: .*a record needs it, and it is missing \(and 1 more"
+        ArchiveError, match=r"sent\.zip is refused: .*a record or sweep needs it, and it is missing \(and 1 more"
     ):
         read(crafted(sent, whole))
 

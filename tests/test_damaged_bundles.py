@@ -24,6 +24,7 @@ import samples
 
 from experiments import pack
 from experiments.record import SCHEMA, canonical, digest
+from experiments.sweep import plan_text, sweep_id
 from store.archive import Archive, ArchiveError
 from store.bundle import add_bundle, check_bundle, read
 
@@ -94,7 +95,29 @@ def small(tmp_path_factory):
 
 
 def contents(seed: int = 1) -> dict[str, bytes]:
-    return pack.members([samples.record(seed=seed).text()], samples.contents(seed).get)
+    """The members of a bundle of one record and its sweep."""
+    record = samples.record(seed=seed)
+    links = {record.spec.digest(): digest(record.text())}
+    return {**pack.members([record.text()], samples.contents(seed).get), **swept(links)}
+
+
+def swept(
+    links: dict[str, str], plan: str = plan_text([samples.spec()]), changes: dict[str, Any] | None = None
+) -> dict[str, bytes]:
+    """The members of a sweep that got these records; `changes` are made to its JSON, its id is made to fit."""
+    data = {"plan": digest(plan), "machine": "b" * 64, "number": 1, "started_at": BEGAN, "records": links}
+    data.update(changes or {})
+    if "id" not in data:
+        data["id"] = sweep_id(str(data["plan"]), str(data["machine"]), data["number"])
+    text = canonical(data)
+    return {f"plans/{digest(plan)}.json": plan.encode(), f"sweeps/{digest(text)}.json": text.encode()}
+
+
+BEGAN = "2026-01-02T03:04:05.000006Z"
+
+
+def without_sweeps(members: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: one for name, one in members.items() if not name.startswith(pack.OF_SWEEPS)}
 
 
 # Zip files, also such that no packer writes.
@@ -186,13 +209,15 @@ def parts(members: dict[str, bytes], manifest: bytes | str | None = None, schema
 
 def bundle(members: dict[str, bytes], manifest: bytes | str | None = None, *, first=False) -> bytes:
     """A bundle of this schema or the first one."""
+    members = without_sweeps(members) if first else members
     return zipped(parts(members, manifest, 1 if first else pack.SCHEMA), sealed=not first)
 
 
 def with_record(text: str | bytes, members: dict[str, bytes] | None = None) -> dict[str, bytes]:
     """The members with another record in the place of theirs, under its own digest."""
     content = text if isinstance(text, bytes) else text.encode()
-    others = {name: one for name, one in (members or contents()).items() if not name.startswith("records/")}
+    whole = without_sweeps(members or contents())
+    others = {name: one for name, one in whole.items() if not name.startswith("records/")}
     return {**others, f"records/{digest(content)}.json": content}
 
 
@@ -323,7 +348,7 @@ def badly_written(random: Random, text: str) -> bytes:
         random.choice((" ", "\ufeff", "[", "//\n")) + text,
         text[: random.randrange(len(text))],
         json.dumps(json.loads(text)),
-        json.dumps(dict(reversed(json.loads(text).items())), separators=(",", ":")),
+        json.dumps(turned(json.loads(text)), separators=(",", ":")),
         "[" * random.choice((1, 66, 5000, 200_000)) + text,
         text[: comma + 1] + DEEP + text[comma + 1 :],
     ]
@@ -349,6 +374,11 @@ def badly_written(random: Random, text: str) -> bytes:
     return random.choice([*(way.encode() for way in ways), *encoded])
 
 
+def turned(value: Any) -> Any:
+    """The same with the keys of its first object in another order."""
+    return [turned(value[0])] if isinstance(value, list) else dict(reversed(value.items()))
+
+
 def lying_manifest(random: Random) -> bytes:
     members = contents()
     data = listing(members)
@@ -369,11 +399,11 @@ def lying_manifest(random: Random) -> bytes:
     elif change == 5:
         data["members"][name] = random.choice(STRANGE)
     elif change == 6:
-        data["schema"] = random.choice((0, 1, 3, 99, -1, 2.5, "2", None, True, [], {}, 10**40))
+        data["schema"] = random.choice((0, 1, 2, 4, 99, -1, 2.5, "3", None, True, [], {}, 10**40))
     elif change == 7:
         data[random.choice(("more", "members", "signature"))] = random.choice(STRANGE)
     elif change == 8:
-        data = random.choice(({}, [data], another(random, data), {"schema": 2}, {"members": {}}, {"a": data}))
+        data = random.choice(({}, [data], another(random, data), {"schema": 3}, {"members": {}}, {"a": data}))
     else:
         data["members"][random.choice((f"blobs/{some_digest(random)}", "../up", "x" * 99999))] = one
     return bundle(members, canonical(data))
@@ -398,6 +428,70 @@ def badly_written_manifest(random: Random) -> bytes:
 
 def badly_written_record(random: Random) -> bytes:
     return bundle(with_record(badly_written(random, samples.record(seed=1).text())), first=random.random() < 0.3)
+
+
+def badly_written_sweep(random: Random) -> bytes:
+    """A plan or a sweep that is not canonical, or no text, under its own digest."""
+    members = contents()
+    name = random.choice([one for one in members if one.startswith(pack.OF_SWEEPS)])
+    content = badly_written(random, members.pop(name).decode())
+    return bundle({**members, f"{name.partition('/')[0]}/{digest(content)}.json": content})
+
+
+def lying_sweep(random: Random) -> bytes:
+    """A sweep of other records, of another plan, of another id, or with a value that none has."""
+    record = samples.record(seed=1)
+    spec, name = record.spec.digest(), digest(record.text())
+    links = random.choice(({spec: some_digest(random)}, {some_digest(random): name}, {}, {spec: name, name: spec}))
+    wrong = {
+        "plan": (some_digest(random), "A" * 64, "../up"),
+        "machine": ("b" * 63, "B" * 64),
+        "number": (0, 2**31, 1.5, "1"),
+        "started_at": ("yesterday", "2026-02-30T00:00:00.000000Z", BEGAN[:-1], BEGAN + " ", "2026-01-02T03:04:05Z"),
+        "id": ("x", f"{'0' * 12}-{'b' * 8}-1", BEGAN),
+        "more": (1,),
+    }
+    key = random.choice(list(wrong))
+    value = random.choice((*wrong[key], *(one for one in STRANGE if key != "number" or one != 1)))
+    change = random.random()
+    if change < 0.3:
+        made = swept(links)
+    elif change < 0.8:
+        made = swept({spec: name}, changes={key: value})
+    else:
+        made = {**swept({spec: name}), **swept({spec: name}, changes={"started_at": BEGAN.replace("6Z", "7Z")})}
+    return bundle({**without_sweeps(contents()), **made})
+
+
+def lying_plan(random: Random) -> bytes:
+    """A plan of other specs, of one spec twice, or with a field more, less or of another kind; its sweep fits it."""
+    record = samples.record(seed=1)
+    links = {record.spec.digest(): digest(record.text())}
+    spec = record.spec.to_json()
+    way = random.choice([one for one in values(spec) if one and "why" not in one])
+    plans = ([], {}, [spec, spec], [samples.spec("other").to_json()], [[spec]], [spec, None], another(random, [spec]))
+    change = random.random()
+    if change < 0.3:
+        return bundle({**without_sweeps(contents()), **swept(links, canonical(random.choice(plans)))})
+    if change < 0.6:
+        part = random.choice(("question", "setting", "mark"))
+        spec = {**spec, part: {**spec[part], random.choice(("more", "", "pass_")): random.choice(STRANGE)}}
+    elif change < 0.8:
+        part = random.choice(("question", "setting", "mark"))
+        spec = {**spec, part: dict(list(spec[part].items())[1:])}
+    else:
+        spec = put(spec, way, {"a": [random.choice(STRANGE)]})
+    return bundle({**without_sweeps(contents()), **swept(links, canonical([spec]))})
+
+
+def too_early(random: Random) -> bytes:
+    """A sweep in a bundle of a schema that had none, or only a part of one."""
+    members = contents()
+    if random.random() < 0.5:
+        schema = random.choice((1, 2))
+        return zipped(parts(members, schema=schema), sealed=schema == 2)
+    gone = random.choice([one for one in members if one.startswith(pack.OF_SWEEPS)])
+    return bundle({name: one for name, one in members.items() if name != gone})
 
 
 FREE = ("parameters", "variables", "durations", "operators")
@@ -465,18 +559,15 @@ def other_members(random: Random) -> bytes:
     """Dropped, added, renamed or changed, with a manifest that fits or one that does not."""
     members = contents()
     name = random.choice(list(members))
-    more = random.choice(
-        (f"blobs/{digest(b'more')}", f"documents/{digest(b'more')}.txt", f"records/{digest(b'more')}.json")
-    )
+    folders = ("blobs/%s", "documents/%s.txt", "records/%s.json", "plans/%s.json", "sweeps/%s.json")
+    more = random.choice(folders) % digest(b"more")
     change = random.randrange(7)
     before = canonical(listing(members))
     content = members.pop(name) if change < 3 else members[name]
     if change == 1:
         members[re.sub("[0-9a-f]{64}", lambda found: changed_digit(random, found.group()), name)] = content
     elif change == 2:
-        folder = random.choice(
-            [one for one in ("blobs/%s", "documents/%s.txt", "records/%s.json") if one[0] != name[0]]
-        )
+        folder = random.choice([one for one in folders if one[0] != name[0]])
         members[folder % digest(content)] = content
     elif change == 3:
         members[more] = b"more"
@@ -652,7 +743,11 @@ CRAFTS = (
     misplaced_in_manifest,
     badly_written_manifest,
     badly_written_record,
+    badly_written_sweep,
     lying_record,
+    lying_sweep,
+    lying_plan,
+    too_early,
     resting_on_others,
     other_members,
     strange_names,
@@ -686,7 +781,7 @@ def test_there_are_ten_thousand_of_them():
 
 
 def changed(which: int, **changes: Any) -> bytes:
-    """A bundle of which one member is another: 0 is the tensor, 1 and 2 are documents, 4 is the record."""
+    """A bundle of which one member is another: 0 is the tensor, 1 and 2 are documents, 5 is the record."""
     listed = parts(contents())
     listed[which] = replace(listed[which], **changes)
     return zipped(listed)
@@ -694,6 +789,15 @@ def changed(which: int, **changes: Any) -> bytes:
 
 def named(name: str) -> bytes:
     return zipped([*parts(contents()), Part(name, b"")])
+
+
+LINKS = {samples.spec().digest(): digest(samples.record(seed=1).text())}
+
+
+def with_sweep(
+    links: dict[str, str], plan: str = plan_text([samples.spec()]), more: dict[str, bytes] | None = None
+) -> bytes:
+    return bundle({**without_sweeps(contents()), **swept(links, plan), **(more or {})})
 
 
 EXAMPLES = {
@@ -706,7 +810,7 @@ EXAMPLES = {
     "list": lambda: zipped(parts(contents()), end={"count": 4, "here": 4}),
     "gap": lambda: zipped(parts(contents()), gap=b"hidden"),
     "total": lambda: zipped([replace(one, both={"size": 1 << 30}) for one in parts(contents())]),
-    "records": lambda: changed(4, both={"size": pack.LARGEST_RECORDS + 1}),
+    "records": lambda: changed(5, both={"size": pack.LARGEST_RECORDS + 1}),
     "empty": lambda: bundle({}),
     "leaves": lambda: named("../up"),
     "link": lambda: changed(0, mode=stat.S_IFLNK),
@@ -722,14 +826,20 @@ EXAMPLES = {
     "crc": lambda: changed(1, both={"crc": 1}),
     "no manifest": lambda: zipped([one for one in parts(contents()) if one.name != "manifest.json"]),
     "manifest": lambda: bundle(contents(), "{"),
-    "schema": lambda: bundle(contents(), '{"members":{},"schema":3}'),
-    "form": lambda: bundle(contents(), '{"members":{},"schema":2} '),
+    "schema": lambda: bundle(contents(), '{"members":{},"schema":4}'),
+    "form": lambda: bundle(contents(), '{"members":{},"schema":3} '),
     "gone": lambda: bundle({}, canonical(listing(contents()))),
     "unlisted": lambda: bundle(contents(), canonical(listing({}))),
     "content": lambda: bundle(dict.fromkeys(contents(), b""), canonical(listing(contents()))),
     "name": lambda: bundle({**contents(), f"blobs/{'0' * 64}": b"else"}),
     "text": lambda: bundle({**contents(), f"documents/{digest(bytes(1))}.txt": bytes(1)}),
     "record": lambda: bundle(with_record("{}")),
+    "plan": lambda: with_sweep(LINKS, "[]"),
+    "sweep": lambda: with_sweep({}),
+    "sweep twice": lambda: with_sweep(LINKS, more=swept(LINKS, changes={"started_at": "2027" + BEGAN[4:]})),
+    "other spec": lambda: with_sweep({"0" * 64: LINKS[samples.spec().digest()]}),
+    "unplanned": lambda: with_sweep(LINKS, plan_text([samples.spec("other")])),
+    "later": lambda: zipped(parts(contents(), schema=2)),
     "needed": lambda: bundle({name: one for name, one in contents().items() if not name.startswith("blobs")}),
     "spare": lambda: bundle({**contents(), f"blobs/{digest(b'more')}": b"more"}),
 }
@@ -773,6 +883,9 @@ BOMBS = {
     "zeros": ("content", lambda: changed(0, content=bytes(pack.LARGEST_MEMBER), method=8)),
     "zeros in a text": ("says", lambda: changed(1, content=bytes(pack.LARGEST_MEMBER))),
     "zeros that are denied": ("unpacked", lambda: changed(1, content=bytes(1 << 28), both={"size": 1 << 20})),
+    "objects in a plan": ("plan", lambda: with_sweep(LINKS, filled("{}"))),
+    "specs in a plan": ("plan", lambda: with_sweep(LINKS, filled(canonical(samples.spec().to_json())))),
+    "records of a sweep": ("needed", lambda: with_sweep({f"{at:064}": f"{at:064}" for at in range(60_000)})),
     "members": ("many", lambda: zipped(parts(contents()), listed=[0] * 65_000)),
     "members in one place": ("gap", lambda: zipped(parts(contents()), listed=[0] * 40_000)),
     "a real record": ("needed", lambda: bundle(dict(list(with_record(long_list()).items())[1:]))),

@@ -200,7 +200,7 @@ def test_an_older_archive_takes_in_what_is_new(archive):
     asked = samples.spec()
     sweep = archive.begin_sweep([asked], "a" * 64)
     archive.add_text(samples.record(asked=asked).text(), samples.contents().get, sweep.id)
-    assert archive.latest_sweep() == sweep.id
+    assert archive.sweeps()[-1].id == sweep.id
     assert [(one.id, one.finished) for one in archive.sweeps()] == [(SWEEP, True), (sweep.id, True)]
     assert archive.check() == []
 

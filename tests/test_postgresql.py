@@ -218,7 +218,7 @@ def test_check_finds_wrong_index_rows_and_rebuild_mends_them(archive, database, 
 
 def test_check_finds_what_leads_nowhere(archive, database, tmp_path):  # noqa: F811
     """A superuser can switch foreign keys off."""
-    sweep = filled(archive, tmp_path) and archive.latest_sweep()
+    sweep = filled(archive, tmp_path) and archive.sweeps()[-1].id
     nothing = "e" * 64
     database.execute(f"INSERT INTO sweep_records VALUES ('{sweep}', '{'0' * 64}', '{nothing}')", replica=True)
     database.execute(f"INSERT INTO notes VALUES (77, '{nothing}', 'me', 'about nothing', 'now')", replica=True)
@@ -517,7 +517,7 @@ def test_drivers_that_begin_at_once_begin_one_sweep(archive, database, tmp_path)
 
     with ThreadPoolExecutor(4) as pool:
         begun = list(pool.map(begin, range(4)))
-    assert {one.id for one in begun} == {archive.latest_sweep()}
+    assert {one.id for one in begun} == {archive.sweeps()[-1].id}
     assert sorted(one.resumed for one in begun) == [False, True, True, True]
 
 

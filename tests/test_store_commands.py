@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import samples
 
-from experiments.record import digest
+from experiments.record import Observed, Operator, StateChange, digest
 from store.archive import Archive
 
 ROOT = Path(__file__).parents[1]
@@ -114,7 +116,11 @@ def test_a_bundle_is_exported_checked_and_added(tmp_path, archive, kept):
     assert store(tmp_path, "export", kept[:8], "sent.zip") == ("sent.zip\n", "")
     assert "no problems" in store(tmp_path, "check", "sent.zip")[0]
     shown, said = store(tmp_path, "add", "sent.zip", "--archive", "sqlite:///other/archive.db")
-    assert (shown, said) == (f"{kept}\n", "1 records are in the archive, 0 of what was given was refused\n")
+    assert shown == f"{kept}\n"
+    assert said == (
+        "store: sent.zip carries no sweep, only records: `python -m reports sent.zip` reports on them\n"
+        "1 records are in the archive, 0 of what was given was refused\n"
+    )
     content = bytearray((tmp_path / "sent.zip").read_bytes())
     content[len(content) // 3] ^= 1
     (tmp_path / "sent.zip").write_bytes(content)
@@ -129,6 +135,117 @@ def test_a_sweep_is_exported(tmp_path, archive):
     made = json.loads(store(tmp_path, "export", "--json", "--sweep", sweep, "sweep.zip")[0])
     assert made == {"file": "sweep.zip", "records": [name]}
     assert "name either records or a sweep" in store(tmp_path, "export", "sweep.zip", status=2)[1]
+
+
+# Two records side by side.
+
+
+def pair(archive, *changes, **more):
+    """Two records of one case, whose second is changed so; gives their digests."""
+    bench = samples.Bench()
+    first = bench.record(samples.spec(), bench.tensor("gradient", "x", (1.0, 2.0)), **more)
+    second = bench.record(samples.spec(), bench.tensor("gradient", "x", (1.0, 2.0)), **more)
+    for change in changes:
+        second = change(bench, second)
+    second = replace(second, ending=replace(second.ending, duration=9.5))
+    return [archive.add_text(one.text(), bench.blobs.get) for one in (first, second)]
+
+
+def seen(record, **changes):
+    return replace(record, observation=replace(record.observation, **changes))
+
+
+def other_tensor(bench, record):
+    return seen(record, tensors=(bench.tensor("gradient", "x", (1.0, 2.5)),))
+
+
+def other_machine(bench, record):
+    machine = {**samples.facts(), "cpu": {**samples.facts()["cpu"], "capability": "AVX2"}}
+    return seen(record, machine=bench.keep(json.dumps(machine, sort_keys=True, separators=(",", ":")).encode()))
+
+
+def other_error(_, record):
+    ended = samples.outcome("raised", "a line\nshapes [2, 4]\x1b")
+    return replace(seen(record, outcome=ended), outcome=ended)
+
+
+def other_operators(_, record):
+    made = tuple(Operator(0, 0, f"aten::{name}", ((2, 4),)) for name in ("mm", "flash", "sum"))
+    return seen(record, operators={"forward": made})
+
+
+def other_values(_, record):
+    changed = (StateChange("a switch", False, True),)
+    return seen(record, observed=(Observed("calls", 3, "evidence", None),), state=changed)
+
+
+def test_records_of_equal_evidence_differ_in_measurements_alone(tmp_path, archive):
+    shown, _ = store(tmp_path, "diff", *pair(archive))
+    assert "evidence: equal" in shown
+    assert re.search(r"duration of the process +1.25 s +9.5 s", shown)
+    for part in ("machine: 13 equal, 0 different", "question: 9 equal, 0 different", "tensors: 1 equal, 0 different"):
+        assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            other_tensor,
+            r"tensors: 0 equal, 1 different\n .*largest difference 0.5, 2.1e\+06 ULP, 1 of 2 with equal bits",
+        ),
+        (other_error, r"outcome: finished against raised\n(.*\n)+ +message, line 1 +- +a line"),
+        (other_operators, r"operators of forward: 0 and 3; 3 of 3 places differ, the first is 0\n +0 < +- +aten::mm"),
+        (
+            other_values,
+            r"observed: 0 equal, 1 different\n +calls +- +3\n\nstate left changed: .*\n +a switch +- +false -> t",
+        ),
+    ],
+)
+def test_what_differs_in_the_evidence_is_shown_and_is_status_1(tmp_path, archive, change, says):
+    shown, _ = store(tmp_path, "diff", *pair(archive, change), status=1)
+    assert "evidence: different" in shown
+    assert re.search(says, shown), shown
+    assert "\x1b" not in shown
+
+
+def test_of_facts_only_those_that_differ_are_listed(tmp_path, archive):
+    """A machine is no evidence."""
+    shown, _ = store(tmp_path, "diff", *pair(archive, other_machine))
+    assert re.search(r"machine: 12 equal, 1 different\n +cpu.capability +AVX512 +AVX2\n\n", shown)
+
+
+def test_operators_are_aligned_with_what_is_around(tmp_path, archive):
+    whole = tuple(Operator(0, 0, f"aten::op{at}", ((2,),)) for at in range(30))
+
+    def one_more(_, record):
+        return seen(record, operators={"forward": (*whole[:20], Operator(0, 0, "aten::more", ()), *whole[20:])})
+
+    shown, _ = store(tmp_path, "diff", *pair(archive, one_more, operators={"forward": whole}), status=1)
+    assert "30 and 31; 1 of 31 places differ, the first is 20" in shown
+    assert re.search(r" +19 +aten::op19 \(2\) +aten::op19 \(2\)\n +20 < +- +aten::more \(\)\n +21 ", shown)
+    assert "aten::op16 " not in shown
+
+
+def test_records_are_compared_out_of_bundles(tmp_path, archive):
+    first, second = pair(archive, other_tensor)
+    for name in (first, second):
+        store(tmp_path, "export", name, f"{name[:4]}.zip")
+    store(tmp_path, "export", first, second, "both.zip")
+    for named in ((first[:9], f"both.zip:{second[:9]}"), (f"{first[:4]}.zip", f"{second[:4]}.zip")):
+        assert "largest difference 0.5" in store(tmp_path, "diff", *named, status=1)[0]
+    nowhere = ("--archive", "sqlite:///none/archive.db")
+    made = json.loads(store(tmp_path, "diff", "--json", f"{first[:4]}.zip", "both.zip:" + first, *nowhere)[0])
+    assert (made["records"], made["evidence equal"]) == ([first, first], True)
+    assert (
+        "both.zip has 2 records whose digest begins with ''" in store(tmp_path, "diff", first, "both.zip", status=2)[1]
+    )
+    assert (
+        "has no record whose digest begins with '00000'"
+        in store(tmp_path, "diff", first, "both.zip:00000", status=2)[1]
+    )
+    assert "no record's digest begins" in store(tmp_path, "diff", first, "0" * 20, status=2)[1]
+    assert "none.zip cannot be read" in store(tmp_path, "diff", first, "none.zip", status=2)[1]
 
 
 def test_folders_are_added_alone_or_together(tmp_path):
@@ -174,7 +291,7 @@ def test_unknown_records_and_sweeps_are_sentences(tmp_path, kept):
     assert "there is no sweep 'x'" in store(tmp_path, "list", "--sweep", "x", status=2)[1]
 
 
-@pytest.mark.parametrize("command", ["list", "show", "check", "add", "note", "export"])
+@pytest.mark.parametrize("command", ["list", "show", "diff", "check", "add", "note", "export"])
 def test_help_has_examples(tmp_path, command):
     assert f"python -m store {command}" in store(tmp_path, command, "--help")[0]
 
