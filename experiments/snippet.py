@@ -227,7 +227,8 @@ def _printed(options: argparse.Namespace) -> str:
     else:
         known_of_it = checked(found, made, known, options.seed, threads, catalogue.ROOT)
     aside = dict.fromkeys(ASIDE[one["kind"]] for one in found.expects(*ASIDE))
-    return made.headed(["One case as a file of its own: it needs torch and nothing else.", *known_of_it, *aside])
+    needed = " and ".join(made.needs) or "nothing else"
+    return made.headed([f"One case as a file of its own: it needs torch and {needed}.", *known_of_it, *aside])
 
 
 def _entry(known: Catalogue, options: argparse.Namespace) -> Entry:

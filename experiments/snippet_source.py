@@ -28,6 +28,8 @@ SAFE_CALLS = frozenset(
 """Builtins that do nothing but give a value."""
 SAFE_DECORATORS = ("torch.no_grad", "torch.enable_grad", "torch.inference_mode")
 """Of torch; those of the standard library do nothing either but give a function."""
+KNOWN = frozenset((*sys.stdlib_module_names, "torch", "functorch"))
+"""What is there wherever torch is."""
 ALL_NAMES = frozenset(("globals", "locals", "vars", "eval", "exec"))
 """What may use any name of the file without naming it."""
 
@@ -58,6 +60,10 @@ class Carried:
     """Names of kept functions whose call gives a generator."""
     shuffles: bool
     """Whether it has Python's `random`, whose state is beside torch's."""
+    needs: tuple[str, ...]
+    """Packages that it imports beside torch and the standard library."""
+    spawns: bool
+    """Whether it speaks of processes that load the file again, which must not run it again."""
 
 
 def carry(source: str, wanted: Sequence[str]) -> Carried:
@@ -93,7 +99,14 @@ def _sorted_out(file: _File, kept: Sequence[_Statement]) -> Carried:
         inputs=file.inputs,
         generators=frozenset(generators),
         shuffles=any(isinstance(one.node, ast.Import) and "random" in one.binds for one in kept),
+        needs=tuple(sorted(_packages(kept) - KNOWN)),
+        spawns=any(word in one.text for one in kept for word in ("spawn", "multiprocess")),
     )
+
+
+def _packages(kept: Sequence[_Statement]) -> set[str]:
+    nodes = [node for one in kept for node in ast.walk(one.stripped)]
+    return {name for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for name in _modules(node)}
 
 
 def _joined(kept: Sequence[_Statement]) -> str:
@@ -204,7 +217,7 @@ class _File:
         """Raise SnippetError if the statement needs what no snippet has."""
         for name in sorted(one.uses & self.project):
             raise SnippetError(f"line {one.node.lineno} uses {name!r}, which is this project's, when it runs")
-        for node in ast.walk(self.without_marks(one.node)):
+        for node in ast.walk(one.stripped):
             if isinstance(node, (ast.Import, ast.ImportFrom)) and _is_ours(node):
                 raise SnippetError(f"line {one.node.lineno} imports this project when it runs")
 
@@ -320,7 +333,8 @@ class _Statement:
     def __init__(self, file: _File, index: int) -> None:
         self.file, self.index, self.node = file, index, file.tree.body[index]
         node = self.node
-        self.uses, self.binds = names(file.without_marks(node))
+        self.stripped = file.without_marks(node)
+        self.uses, self.binds = names(self.stripped)
         is_docstring = index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         self.is_docstring = is_docstring and isinstance(node.value.value, str)  # type: ignore[attr-defined]
         self.opens = self.is_docstring or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
@@ -334,8 +348,7 @@ class _Statement:
 
     def is_plain_import(self) -> bool:
         """Whether it imports torch or the standard library, which no number of threads changes."""
-        known = {*sys.stdlib_module_names, "torch", "functorch"}
-        return isinstance(self.node, (ast.Import, ast.ImportFrom)) and set(_modules(self.node)) <= known
+        return isinstance(self.node, (ast.Import, ast.ImportFrom)) and set(_modules(self.node)) <= KNOWN
 
     @property
     def gap(self) -> int:
@@ -385,7 +398,7 @@ class _Stripped(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             node.decorator_list = [one for one in node.decorator_list if not self.file.is_mark(one)]
-            return node  # What is inside runs later.
+            return _Listening().generic_visit(node)  # What else is inside runs later.
         if isinstance(node, COMPOUND):
             for name, value in ast.iter_fields(node):
                 if isinstance(value, list):
@@ -401,16 +414,35 @@ class _Stripped(ast.NodeTransformer):
         return self.visit(node)
 
 
+class _Listening(ast.NodeTransformer):
+    """Takes out the import of `observe` inside a function: a snippet has it at the top."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt:
+        return ast.copy_location(ast.Pass(), node) if _imports_observe(node) else node
+
+
+def _imports_observe(node: ast.AST) -> bool:
+    """Whether it imports nothing but `observe` of this project, under its own name."""
+    if not isinstance(node, ast.ImportFrom) or not _is_ours(node):
+        return False
+    return all(alias.name == "observe" and alias.asname in (None, "observe") for alias in node.names)
+
+
 def _cuts(file: _File, node: ast.stmt, *, inside: bool = False) -> Iterator[tuple[int, int, str]]:
     """What is cut out of the text of a statement, and what is put there."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield from _mark_cuts(file, node)
+        yield from (_passed(file, one) for one in ast.walk(node) if _imports_observe(one) and isinstance(one, ast.stmt))
     elif inside and file.is_projects(node):
-        low = file.offset(node.lineno, node.col_offset)
-        yield low, file.offset(node.end_lineno or node.lineno, node.end_col_offset or 0), "pass"
+        yield _passed(file, node)
     elif isinstance(node, COMPOUND):
         for one in _bodies(node):
             yield from _cuts(file, one, inside=True)
+
+
+def _passed(file: _File, node: ast.stmt) -> tuple[int, int, str]:
+    end = file.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
+    return file.offset(node.lineno, node.col_offset), end, "pass"
 
 
 def _mark_cuts(file: _File, node: Definition) -> Iterator[tuple[int, int, str]]:
@@ -455,7 +487,8 @@ def names(node: ast.stmt) -> tuple[set[str], set[str]]:
 
 def _imported(tree: ast.Module) -> tuple[set[str], set[str]]:
     """Names under which the file has `observe`, and those of all else that is this project's."""
-    observes, project = set[str](), {"scenario"}
+    observes = {"observe" for node in ast.walk(tree) if _imports_observe(node)}
+    project = {"scenario"}
     for node in _scope(tree.body):
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or not _is_ours(node):
             continue

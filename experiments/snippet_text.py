@@ -91,6 +91,8 @@ class Snippet:
     """Name of what the case returns."""
     warm_up: bool
     """Whether `run` is called once before it counts."""
+    needs: tuple[str, ...]
+    """Packages that it needs beside torch."""
     phases: Mapping[int, str]
     """The phase that each line belongs to which calls the case or differentiates; other lines are of the inputs."""
 
@@ -125,6 +127,7 @@ class _Writer:
         )
         self.ours, self.theirs, self.switches = self._free("ours"), self._free("theirs"), self._free("switches")
         self.before, self.state = self._free("before"), self._free("state")
+        self.indent = ""
         self.spread = wanted.reference is None and not wanted.warm_up
 
     def _free(self, name: str) -> str:
@@ -136,12 +139,15 @@ class _Writer:
     def write(self) -> Snippet:
         for part in (self._opening, self._threads, self._observe, self._body, self._prepared):
             part()
-        if self.spread:
-            self._spread()
-        else:
+        if not self.spread:
             self._function()
-            self._calls()
-        self._switches()
+        self._gap()
+        if self.carried.spawns:
+            self._put('if __name__ == "__main__":')
+            self.indent = "    "
+        self._put('print("torch", torch.__version__)')
+        for part in (self._spread if self.spread else self._calls, self._switches):
+            part()
         return Snippet(
             text="\n".join(self.lines) + "\n",
             observes=self.carried.observes,
@@ -150,12 +156,13 @@ class _Writer:
             given=self.given,
             total=self.total,
             warm_up=self.wanted.warm_up,
+            needs=self.carried.needs,
             phases=self.phases,
         )
 
     def _put(self, *lines: str, phase: str = "") -> None:
         for line in lines:
-            self.lines.append(line)
+            self.lines.append(self.indent + line if line else "")
             if phase:
                 self.phases[len(self.lines)] = phase
 
@@ -275,8 +282,7 @@ class _Writer:
     def _spread(self) -> None:
         """Line by line, where the case is run once."""
         call = ", ".join([f"**{self.given}", *self._arguments(self.wanted.case, self.wanted.parameters)])
-        self._gap()
-        self._put('print("torch", torch.__version__)', f"{self.given} = {self._made()}")
+        self._put(f"{self.given} = {self._made()}")
         self._steps(f"{self.wanted.case}({call})")
         if not self.wanted.gradient:
             self._put(f'print("output:", {self.total})')
@@ -327,8 +333,6 @@ class _Writer:
     def _calls(self) -> None:
         wanted = self.wanted
         ours = ", ".join([wanted.case, *self._arguments(wanted.case, wanted.parameters)])
-        self._gap()
-        self._put('print("torch", torch.__version__)')
         if wanted.warm_up:
             self._warm_up(ours)
         if wanted.reference is None:
