@@ -30,6 +30,9 @@ SETUP := $(if $(REPLAYING),python3,$(PYTHON))
 ELSEWHERE := $(if $(ENVIRONMENT),environment=$(ENVIRONMENT)) $(if $(PROVE),prove=$(PROVE)) \
 	$(if $(GIVEN),$(if $(ENVIRONMENT),,environment=interpreter) environment.python=$(GIVEN))
 
+# The value of a variable as one word for the shell, dollars and quotes as they were given.
+quoted = '$(subst ','\'',$(value $(1)))'
+
 .DEFAULT_GOAL := help
 .PHONY: help run-all capsule replay report claims publish snippet catalogue ui check test test-all bench clean
 
@@ -52,8 +55,8 @@ replay: $(STAMP) ## Sweep again elsewhere and compare: ENVIRONMENT=avx2, PYTHON=
 catalogue: $(STAMP) ## List scenarios and cases
 	@$(BIN)/python -m experiments.catalogue $(if $(SCENARIO),'$(SCENARIO)')
 
-snippet: $(STAMP) ## Print one case to paste: SCENARIO=... CASE=...
-	@$(BIN)/python -m experiments.snippet '$(SCENARIO)' '$(CASE)'
+snippet: $(STAMP) ## Print one case to paste, run beside it first: SCENARIO=... CASE=... UNCHECKED=1
+	@$(BIN)/python -m experiments.snippet $(call quoted,SCENARIO) $(call quoted,CASE) $(if $(UNCHECKED),--unchecked)
 
 ##@ Look
 ui: $(STAMP) ## Browse the MLflow runs on this machine: PORT=5000

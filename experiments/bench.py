@@ -30,7 +30,7 @@ from rich.table import Table
 from . import catalogue
 from .quantity import significant, with_range
 from .record import Spec
-from .snippet import snippet
+from .snippet_text import Wanted, snippet
 
 SCENARIOS = (
     "checkpoint/attention_policy_ends_before_recomputation",
@@ -71,9 +71,9 @@ def bare(wanted: Sequence[Spec], folder: Path, workers: int) -> None:
     for index, spec in enumerate(wanted):
         question = spec.question
         path = catalogue.ROOT / "experiments" / "scenarios" / f"{question.scenario}.py"
-        text = snippet(
-            path.read_text(encoding="utf-8"), question.case, question.parameters, question.dtype, question.seed
-        )
+        # Without its reference: it is in the list itself, if it is needed.
+        one = Wanted(question.case, question.parameters, question.seed, question.dtype)
+        text = snippet(path.read_text(encoding="utf-8"), one).text
         (folder / f"{index:02}.py").write_text(text, encoding="utf-8")
     waiting, running = sorted(folder.glob("*.py")), list[subprocess.Popen[bytes]]()
     while waiting or running:

@@ -120,12 +120,15 @@ def start(spec: Spec, folder: Path, starter: Starter) -> Running:
     return Running(spec, folder, starter(spec, folder))
 
 
-def fresh(root: Path) -> Starter:
-    """A new interpreter for each process, running the sources below `root`."""
+WORKER = "experiments/worker/__main__.py"
+
+
+def fresh(root: Path, program: str = WORKER) -> Starter:
+    """A new interpreter for each process, running the sources below `root`: the worker, or what takes its place."""
 
     def starter(spec: Spec, folder: Path) -> Process:
         try:
-            return _Interpreter(_process(spec, folder, root))
+            return _Interpreter(_process(spec, folder, root / program))
         except OSError as error:
             raise LaunchError(f"could not start a worker with {interpreter(spec)}: {error}") from None
 
@@ -182,8 +185,7 @@ def prepare(folder: Path) -> None:
         (folder / name).touch()
 
 
-def _process(spec: Spec, folder: Path, root: Path) -> subprocess.Popen[bytes]:
-    program = root / "experiments" / "worker" / "__main__.py"
+def _process(spec: Spec, folder: Path, program: Path) -> subprocess.Popen[bytes]:
     setting, own = spec.setting, str(folder / "tmp")
     variables = environment(setting.given_threads(spec.question), setting.hash_seed, setting.variables)
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:

@@ -1,191 +1,73 @@
 """One case as a file to paste: torch only, nothing of this project.
 
-    python -m experiments.snippet SCENARIO CASE
+    python -m experiments.snippet SCENARIO CASE [--seed N] [--threads N] [--unchecked]
 
-Drops the project's import, the `scenario =` line and the marks, keeps what the case needs, and appends the
-call. Exit status 0, or 2 if there is no such scenario or case.
+The snippet carries over everything at the top of the scenario file that the case may depend on, calls the case as a
+worker does, and prints what it gives: output, gradients, observed values and, for a case that is compared, the largest
+differences from its reference. An exception comes out as it is.
+
+Before it is printed it is run beside the case, each in a process of its own, which takes some seconds. A snippet that
+does not give the case's own outcome is refused. Exit status 0; 2 if there is no such scenario or case, or if the
+snippet is refused: the reason is on stderr, and nothing on stdout. A case that cannot run here is printed unchecked.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-from . import catalogue, launch
-from .catalogue import CatalogueError, Entry
-from .record import case_label
+from . import catalogue, launch, needs, snippet_check
+from .catalogue import Catalogue, CatalogueError, Entry
+from .record import PASSES, Mark, Question, Setting, Spec, case_label
+from .snippet_source import SnippetError
+from .snippet_text import Snippet, Wanted, snippet
 
-OBSERVE = """
-
-def observe(name, value, **_):
-    print(f"{name}: {value}")
-"""
-
-
-def snippet(
-    source: str,
-    case: str,
-    parameters: Mapping[str, Any],
-    dtype: str,
-    seed: int,
-    device: str = "cpu",
-    *,
-    gradient: bool = True,
-) -> str:
-    """The text to paste for one case of a scenario file with this `source`; `gradient` says whether the case is
-    differentiated.
-
-    Raises KeyError if the file defines no function of that name.
-    """
-    tree = ast.parse(source)
-    defined: dict[str, list[ast.stmt]] = {}
-    for node in tree.body:
-        for name in _names(node):
-            defined.setdefault(name, []).append(node)
-    if case not in defined:
-        raise KeyError(case)
-    kept = _needed(defined, {case, "inputs"})
-    lines = source.splitlines()
-    pieces = [_text(lines, node, kept) for node in tree.body if _stays(node, kept)]
-    docstring = ast.get_docstring(tree) or ""
-    escaped = docstring.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    head = f'"""{escaped}\n"""' if docstring else ""
-    observed = OBSERVE.strip() if "observe" in kept else ""
-    imports = [piece for piece in pieces if piece.startswith(("import ", "from "))]
-    rest = [piece for piece in pieces if piece not in imports]
-    call = _call(defined, case, parameters, dtype, seed, device, gradient=gradient)
-    parts = [head, "\n".join(_with_torch(imports)), observed, *rest, call]
-    return "\n\n\n".join(part for part in parts if part) + "\n"
-
-
-def _names(node: ast.stmt) -> Iterator[str]:
-    """What a top-level statement defines."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-
-
-def _needed(defined: Mapping[str, Sequence[ast.stmt]], wanted: set[str]) -> set[str]:
-    """Names that the wanted ones use, and those that these use."""
-    found: set[str] = set()
-    waiting = set(wanted)
-    while waiting:
-        name = waiting.pop()
-        found.add(name)
-        for node in defined.get(name, ()):
-            if not isinstance(node, (ast.Import, ast.ImportFrom)):
-                waiting |= _used(node) - found
-    return found
-
-
-def _used(node: ast.stmt) -> set[str]:
-    """Names in a statement, its marks left out."""
-    body = list(ast.iter_child_nodes(node))
-    marks = [part for part in getattr(node, "decorator_list", []) if _is_mark(part)]
-    return {name.id for part in body if part not in marks for name in ast.walk(part) if isinstance(name, ast.Name)}
-
-
-def _is_mark(decorator: ast.expr) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == "scenario" for part in ast.walk(decorator))
-
-
-def _stays(node: ast.stmt, kept: set[str]) -> bool:
-    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "experiments":
-        return False
-    names = set(_names(node))
-    return bool(names & kept) and "scenario" not in names
-
-
-def _text(lines: Sequence[str], node: ast.stmt, kept: set[str]) -> str:
-    """The statement as it stands, with the comment above it, without its marks or unused imports."""
-    start = node.lineno - 1
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        used = [alias for alias in node.names if (alias.asname or alias.name).partition(".")[0] in kept]
-        names = ", ".join(ast.unparse(alias) for alias in used)
-        return f"from {node.module} import {names}" if isinstance(node, ast.ImportFrom) else f"import {names}"
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        kept_marks = [f"@{ast.unparse(part)}" for part in node.decorator_list if not _is_mark(part)]
-        return "\n".join([*kept_marks, *lines[start : node.end_lineno]])
-    while start and lines[start - 1].startswith("#"):
-        start -= 1
-    return "\n".join(lines[start : node.end_lineno])
-
-
-def _with_torch(imports: Sequence[str]) -> list[str]:
-    return list(imports) if "import torch" in imports else ["import torch", *imports]
-
-
-def _call(
-    defined: Mapping[str, Sequence[ast.stmt]],
-    case: str,
-    parameters: Mapping[str, Any],
-    dtype: str,
-    seed: int,
-    device: str,
-    *,
-    gradient: bool,
-) -> str:
-    """What a person would type below the functions."""
-    made = _arguments(defined["inputs"][-1], parameters, first=str(seed))
-    taken = _arguments(defined[case][-1], parameters, first="**given")
-    lines = ["print(torch.__version__)", "torch.set_num_threads(1)", f"given = inputs({made})"]
-    if dtype != "float32" or device != "cpu" or not gradient:
-        lines += _cast(dtype, device, gradient=gradient)
-    if not gradient:
-        return "\n".join([*lines, *_called(defined[case][-1], f"{case}({taken})")])
-    lines += _differentiated(defined[case][-1], f"{case}({taken})")
-    lines += ["for name, tensor in given.items():", "    print(name, tensor.grad)"]
-    return "\n".join(lines)
-
-
-def _cast(dtype: str, device: str, *, gradient: bool) -> list[str]:
-    return [
-        "given = {",
-        f"    name: tensor.detach().to({device!r}, torch.{dtype} if tensor.is_floating_point() else tensor.dtype)",
-        *(["    .requires_grad_(tensor.requires_grad)"] if gradient else []),
-        "    for name, tensor in given.items()",
-        "}",
-    ]
-
-
-def _differentiated(node: ast.stmt, call: str) -> list[str]:
-    return [f"for total in {call}:", "    total.backward()"] if _yields(node) else [f"{call}.backward()"]
-
-
-def _called(node: ast.stmt, call: str) -> list[str]:
-    return [f"for total in {call}:", "    print(total)"] if _yields(node) else [f"print({call})"]
-
-
-def _yields(node: ast.stmt) -> bool:
-    return any(isinstance(part, ast.Yield) for part in ast.walk(node))
-
-
-def _arguments(node: ast.stmt, parameters: Mapping[str, Any], first: str) -> str:
-    assert isinstance(node, ast.FunctionDef)
-    names = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
-    return ", ".join([first, *(f"{name}={value!r}" for name, value in sorted(parameters.items()) if name in names)])
-
-
-# The command.
+TIMEOUT = 120.0
+"""Seconds that a case may take that names no limit, as in a sweep."""
+MEMORY = 8 * 2**30
+"""Bytes of resident memory that a case may take that names no limit, as in a sweep."""
+COMPARED = ("agrees", "differs")
+"""Expectations that are about the reference."""
+ASIDE = {
+    "peaks": "Memory is measured in a recorded run, not here.",
+    "holds": "Memory is measured in a recorded run, not here.",
+    "recomputes_without": "Which operators a recomputation runs is seen in a profiled run, not here.",
+}
+"""What a snippet does not show of an expectation."""
 
 
 @dataclass(frozen=True)
 class Found:
     """A case in one variant, and where it runs."""
 
-    case: str
+    entry: Entry
+    case: Mapping[str, Any]
+    """As the catalogue has it."""
     parameters: Mapping[str, Any]
     dtype: str
     device: str
-    gradient: bool
+
+    @property
+    def label(self) -> str:
+        return case_label(self.case["name"], self.parameters, self.dtype, self.dtype)
+
+    def expects(self, *kinds: str) -> list[Mapping[str, Any]]:
+        return [one for one in self.case["expectations"] if one["kind"] in kinds]
+
+    def reference(self) -> Found | None:
+        """What the case is compared with, in its own variant. None if nothing is expected of that."""
+        if not self.expects(*COMPARED):
+            return None
+        name = self.case["reference"]
+        found = next((one for one in self.entry.references(self.device) if name in (None, one["name"])), None)
+        if found is None or found["gradient"] != self.case["gradient"]:
+            return None
+        parameters = {key: value for key, value in self.parameters.items() if key in found["takes"]}
+        return Found(self.entry, found, parameters, self.dtype, self.device)
 
 
 def find(entry: Entry, wanted: str) -> Found:
@@ -194,10 +76,10 @@ def find(entry: Entry, wanted: str) -> Found:
     """
     labels: dict[str, Found] = {}
     for case in sorted(entry.cases, key=_device):
-        for variant in case["variants"] if case["role"] != "reference" else _reference_variants(entry):
-            found = Found(case["name"], variant["parameters"], variant["dtype"], _device(case), case["gradient"])
-            labels.setdefault(case_label(found.case, found.parameters, found.dtype, found.dtype), found)
-            labels.setdefault(found.case, found)
+        for variant in case["variants"] if case["role"] != "reference" else _reference_variants(entry, case):
+            found = Found(entry, case, variant["parameters"], variant["dtype"], _device(case))
+            labels.setdefault(found.label, found)
+            labels.setdefault(case["name"], found)
     if wanted not in labels:
         near = difflib.get_close_matches(wanted, labels, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(labels))}"
@@ -209,38 +91,157 @@ def _device(case: Mapping[str, Any]) -> str:
     return "cpu" if "cpu" in case["on"] and "cuda" not in case["needs"] else "cuda"
 
 
-def _reference_variants(entry: Entry) -> Iterator[Mapping[str, Any]]:
-    """A reference takes the variants of the cases that are compared with it."""
+def _reference_variants(entry: Entry, reference: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A reference takes the variants of the cases that are compared with it, as far as it depends on them."""
     others = sorted((case for case in entry.cases if case["role"] != "reference"), key=_device)
-    found = [variant for case in others for variant in case["variants"]]
-    yield from found or [{"parameters": {}, "dtype": "float32"}]
+    for variant in [variant for case in others for variant in case["variants"]]:
+        taken = {name: value for name, value in variant["parameters"].items() if name in reference["takes"]}
+        yield {**variant, "parameters": taken}
+    if not others:
+        yield {"parameters": {}, "dtype": "float32"}
+
+
+def written(found: Found, source: str, seed: int, threads: int) -> Snippet:
+    """The snippet of a case. Raises SnippetError if there can be none."""
+    reference = found.reference()
+    wanted = Wanted(
+        case=found.case["name"],
+        parameters=found.parameters,
+        seed=seed,
+        dtype=found.dtype,
+        device=found.device,
+        threads=threads,
+        gradient=found.case["gradient"],
+        warm_up=found.case["warm_up"],
+        reference=None if reference is None else reference.case["name"],
+        reference_parameters={} if reference is None else reference.parameters,
+        switches=[one["name"] for one in found.expects("state_differs")],
+    )
+    return snippet(source, wanted)
+
+
+def asked(found: Found, seed: int, threads: int) -> Spec:
+    """What a worker is asked to run the case by, as a sweep would."""
+    entry, case = found.entry, found.case
+    question = Question(
+        scenario=entry.name,
+        source=entry.source_digest,
+        case=case["name"],
+        parameters=found.parameters,
+        device=found.device,
+        dtype=found.dtype,
+        input_dtype=found.dtype,
+        seed=seed,
+        threads=threads,
+        pass_=PASSES[0],
+    )
+    setting = Setting(
+        environment="default",
+        interpreter="",
+        variables={},
+        isolation="fresh",
+        sources="original",
+        timeout=float(case["timeout"] or TIMEOUT),
+        memory=case["memory"] or MEMORY,
+        output=case["output"] or 65536,
+        disk=case["disk"] or 2**30,
+        keep=0,
+        compile_cache="private",
+        threads=None,
+        matmul_precision="",
+        hash_seed=0,
+        repeat=0,
+        attempt=0,
+    )
+    mark = Mark(
+        role=case["role"],
+        expectations=tuple(case["expectations"]),
+        why=case["why"],
+        cause=case["cause"],
+        needs=tuple(case["needs"]),
+        reference=None,
+        float64=None,
+        fork_safe=case["fork_safe"],
+        series=(),
+    )
+    return Spec(question, setting, mark)
+
+
+# The command.
+
+
+def checked(found: Found, made: Snippet, known: Catalogue, seed: int, threads: int, root: Path) -> list[str]:
+    """What the comment above the snippet says of running it. Raises SnippetError if it is not what the case is."""
+    spec, reference = asked(found, seed, threads), found.reference()
+    missing = needs.missing([spec], known.machine)
+    if missing:
+        return [f"It could not be run here: it needs {missing[spec.digest()]}. Nobody has checked it."]
+    print("snippet: running the case and the snippet to compare (some seconds)", file=sys.stderr)
+    own = None if reference is None else asked(reference, seed, threads)
+    result = snippet_check.check(made, spec, own, root)
+    if result.difference:
+        raise SnippetError(f"the snippet does not repeat its case: {result.difference}; --unchecked prints it anyway")
+    return [f"Run on torch {known.machine['torch']['version']}, Python {sys.version.split()[0]}: {_low(result.seen)}"]
+
+
+def _low(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        text = _printed(options)
+    except (CatalogueError, SnippetError, needs.NeedError, launch.LaunchError) as error:
+        print(f"snippet: {error}", file=sys.stderr)
+        return 2
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.snippet",
-        description="Print one case as a file to paste: torch only, nothing of this project.",
+        description="Print one case as a file to paste: torch only, nothing of this project. It is run beside the case "
+        "first, and refused if it does something else.",
         epilog="`python -m experiments.catalogue` lists scenarios and cases.",
     )
     parser.add_argument("scenario", help="such as checkpoint/attention_policy_ends_before_recomputation")
     parser.add_argument("case", help="with or without its variant, such as chosen_around_the_forward")
     parser.add_argument("--seed", type=int, default=1729, help="seed of the inputs (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    try:
-        if not (options.scenario and options.case):
-            raise CatalogueError("name a scenario and a case, as in make snippet SCENARIO=family/name CASE=name")
-        entries = catalogue.cached().select([options.scenario])
-        if entries[0].error is not None:
-            raise CatalogueError(f"{entries[0].name} is broken: {entries[0].error}")
-        found = find(entries[0], options.case)
-    except (CatalogueError, launch.LaunchError) as error:
-        print(f"snippet: {error}", file=sys.stderr)
-        return 2
-    path = catalogue.ROOT / "experiments" / "scenarios" / f"{entries[0].name}.py"
-    text = path.read_text(encoding="utf-8")
-    parts = (found.case, found.parameters, found.dtype, options.seed, found.device)
-    print(snippet(text, *parts, gradient=found.gradient), end="")
-    return 0
+    parser.add_argument("--threads", type=int, help="compute threads (default: as many as the scenario asks for)")
+    parser.add_argument("--unchecked", action="store_true", help="print it without running anything")
+    return parser
+
+
+def _printed(options: argparse.Namespace) -> str:
+    """The text, with what is known of it as a comment above."""
+    known = catalogue.cached()
+    entry = _entry(known, options)
+    found = find(entry, options.case)
+    path = catalogue.ROOT / "experiments" / "scenarios" / f"{entry.name}.py"
+    threads = entry.threads if options.threads is None else options.threads
+    made = written(found, path.read_bytes().decode("utf-8"), options.seed, threads)
+    if options.unchecked:
+        known_of_it = ["Nobody has checked that it does what the case does: it was asked for unchecked."]
+    else:
+        known_of_it = checked(found, made, known, options.seed, threads, catalogue.ROOT)
+    aside = dict.fromkeys(ASIDE[one["kind"]] for one in found.expects(*ASIDE))
+    needed = " and ".join(made.needs) or "nothing else"
+    return made.headed([f"One case as a file of its own: it needs torch and {needed}.", *known_of_it, *aside])
+
+
+def _entry(known: Catalogue, options: argparse.Namespace) -> Entry:
+    """The scenario of exactly this name, or the only one that the name matches as a pattern."""
+    if not (options.scenario and options.case):
+        raise CatalogueError("name a scenario and a case, as in make snippet SCENARIO=family/name CASE=name")
+    exact = [entry for entry in known.entries if entry.name == options.scenario]
+    chosen = exact or known.select([options.scenario])
+    if len(chosen) > 1:
+        raise CatalogueError(f"{options.scenario!r} matches {len(chosen)} scenarios, {chosen[0].name} first; name one")
+    if chosen[0].error is not None:
+        raise CatalogueError(f"{chosen[0].name} is broken: {chosen[0].error}")
+    return chosen[0]
 
 
 if __name__ == "__main__":

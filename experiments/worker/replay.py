@@ -68,7 +68,7 @@ def load(path: Path, name: str) -> types.ModuleType:
     """
     module = types.ModuleType(name)
     module.__file__ = str(path)
-    text = path.read_bytes().decode("utf-8-sig")  # an editor may have put a mark before it
+    text = path.read_bytes().decode("utf-8-sig")  # as Python itself reads a file
     sys.modules[name] = module  # where the compiler looks for what a function of the file reads
     exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102 - scenarios are code
     if not isinstance(getattr(module, "scenario", None), Scenario):
