@@ -7,6 +7,7 @@ neither. Kept: `aten::` operators (and CUDA kernels), per phase and thread, in t
 from __future__ import annotations
 
 import contextlib
+import importlib
 from dataclasses import dataclass, replace
 from typing import Any, Callable, ContextManager, Iterator, Sequence
 
@@ -43,6 +44,7 @@ class Profile:
         if not self.wanted:
             yield
             return
+        _import_first()
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -79,6 +81,14 @@ class Profile:
     def with_largest(self, phases: Sequence[Memory]) -> tuple[Memory, ...]:
         """Memory of each phase with its largest allocation, where the profile has seen one."""
         return tuple(replace(row, largest=self.largest.get(row.phase)) for row in phases)
+
+
+def _import_first() -> None:
+    """Import what the first call of `checkpoint` would: on some versions of torch that runs operators, which are not
+    the case's.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch._dynamo")
 
 
 def _largest(profiler: Any, events: Any, *, cuda: bool) -> dict[str, int]:
