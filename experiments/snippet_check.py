@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from . import launch
 from .record import Outcome, Record, Spec
@@ -23,6 +23,7 @@ MODULES = ("__main__.", "scenario_under_test.")
 """What the module of the case is called, in a snippet and in a worker."""
 MISTAKES = ("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError")
 """How a snippet ends from which something is missing."""
+MOVES = "Its numbers are others each time, those of the case itself too, so they could not be compared."
 LONGEST = 200
 """Characters of a message that are printed."""
 
@@ -47,7 +48,17 @@ def check(snippet: Snippet, spec: Spec, reference: Spec | None, root: Path) -> C
         case = launch.run(spec, folder / "case", root)
         own = None if reference is None else launch.run(reference, folder / "reference", root)
         pasted = run(snippet, spec, folder / "snippet", root)
-    return Checked(next(_differences(case, own, pasted), ""), _seen(case, pasted))
+        outcome, values = _other_outcome(case, pasted), _other_values(case, own, pasted)
+        if values and not outcome:
+            again = [launch.run(one.spec, folder / f"again-{at}", root) for at, one in enumerate((case, own)) if one]
+            if any(map(_moves, (one for one in (case, own) if one), again)):
+                return Checked("", f"It {_ended(pasted)}, as the case itself does. {MOVES}")
+    return Checked(next(iter([*outcome, *values]), ""), _seen(case, pasted))
+
+
+def _moves(once: Record, again: Record) -> bool:
+    """Whether a process does not even repeat itself."""
+    return bool(_other_values(once, None, again))
 
 
 def run(snippet: Snippet, spec: Spec, folder: Path, root: Path) -> Record:
@@ -66,47 +77,54 @@ def run(snippet: Snippet, spec: Spec, folder: Path, root: Path) -> Record:
         time.sleep(0.01)
 
 
-def _differences(case: Record, own: Record | None, pasted: Record) -> Iterator[str]:
+def _other_outcome(case: Record, pasted: Record) -> list[str]:
+    """In what the snippet ends otherwise than the case."""
     ours, theirs = case.outcome, pasted.outcome
     if (ours.type or "").startswith("experiments."):
-        yield f"the case itself ends with {_ended(case)}, which is about the scenario: {_first(ours)}"
-    if _varies(case):
-        if theirs.type in MISTAKES and ours.type != theirs.type:
-            yield f"it ends with {_ended(pasted)}: {_first(theirs)}"
-        return
+        return [f"the case itself {_ended(case)}, which is about the scenario: {_first(ours)}"]
+    if _varies(case) and theirs.type not in MISTAKES:
+        return []
     if _kind(ours) != theirs.kind or _named(ours) != _named(theirs):
-        yield f"the case {_ended(case)}, the snippet {_ended(pasted)} ({_first(theirs) or 'without a message'})"
-    elif _message(ours) != _message(theirs):
-        yield f"the case says {_first(ours)!r}, the snippet {_first(theirs)!r}"
-    yield from _other_values(case, pasted)
-    if own is not None and ours.kind == "finished":
-        yield from _other_reference(own, pasted)
+        said = _first(theirs) or "without a message"
+        return [f"the case {_ended(case)}, the snippet {_ended(pasted)} ({said})"]
+    return []
 
 
-def _other_values(case: Record, pasted: Record) -> Iterator[str]:
-    """Tensors and observed values that are not the case's."""
+def _other_values(case: Record, own: Record | None, pasted: Record) -> list[str]:
+    """Messages, tensors and observed values in which the snippet, or another run of the case, is not the case."""
+    if _varies(case):
+        return []
+    ours, theirs = case.outcome, pasted.outcome
+    found = []
+    if _message(ours) != _message(theirs):
+        found.append(f"the case says {_first(ours)!r}, the snippet {_first(theirs)!r}")
     if _tensors(case, "input") != _tensors(pasted, "input"):
-        yield "its inputs are not the case's"
+        found.append("its inputs are not the case's")
+    found += _other_tensors(case, pasted)
+    whole = "not_observed" not in (ours.kind, theirs.kind) and case.observation and pasted.observation
+    if whole and case.evidence()["observed"] != pasted.evidence()["observed"]:
+        found.append("it observes other values than the case")
+    return found + (_other_reference(own, pasted) if own is not None and ours.kind == "finished" else [])
+
+
+def _other_tensors(case: Record, pasted: Record) -> list[str]:
     ours, theirs = ({**_named_tensors(one, "output"), **_named_tensors(one, "gradient")} for one in (case, pasted))
-    for key in sorted({**ours, **theirs}):
-        whole = case.outcome.kind != "not_observed" or (key in ours and key in theirs)
-        if whole and ours.get(key) != theirs.get(key):
-            yield f"{key[0]} {key[1]!r} is not bit for bit the case's"
-    if case.outcome.kind == "not_observed" or case.observation is None or pasted.observation is None:
-        return
-    if case.evidence()["observed"] != pasted.evidence()["observed"]:
-        yield "it observes other values than the case"
+    # What could not be observed is not there to be compared.
+    keys = [key for key in {**ours, **theirs} if case.outcome.kind != "not_observed" or key in ours.keys() & theirs]
+    return [f"{key[0]} {key[1]!r} is not bit for bit the case's" for key in keys if ours.get(key) != theirs.get(key)]
 
 
-def _other_reference(own: Record, pasted: Record) -> Iterator[str]:
+def _other_reference(own: Record, pasted: Record) -> list[str]:
     if own.outcome.kind != "finished":
-        yield f"the reference itself {_ended(own)}: {_first(own.outcome)}"
-    for role in ("output", "gradient"):
-        ours, theirs = _named_tensors(own, role), _named_tensors(pasted, f"reference {role}")
-        for key, found in theirs.items():
-            expected = ours.get((role, key[1]))
-            if expected is not None and expected != found:
-                yield f"after the case, {role} {key[1]!r} of the reference is not bit for bit what it is alone"
+        return [f"the reference itself {_ended(own)}: {_first(own.outcome)}"]
+    ours = {**_named_tensors(own, "output"), **_named_tensors(own, "gradient")}
+    theirs = {**_named_tensors(pasted, "reference output"), **_named_tensors(pasted, "reference gradient")}
+    found = {(role.removeprefix("reference "), name): tensor for (role, name), tensor in theirs.items()}
+    return [
+        f"after the case, {key[0]} {key[1]!r} of the reference is not bit for bit what it is alone"
+        for key, tensor in found.items()
+        if ours.get(key, tensor) != tensor
+    ]
 
 
 def _tensors(record: Record, role: str) -> list[list[Any]]:
