@@ -82,10 +82,12 @@ def not_checkpointed_by_default(query, key, value):
     return loss(attend(query, key, value))
 
 
+# Claim A9 is about fresh processes.
 @scenario.broken(
     raises(CheckpointError, "different metadata"),
     recomputes_without("aten::_scaled_dot_product_attention_math"),
     cause="ambient state",
+    fork_safe=False,
 )
 def chosen_around_the_forward(query, key, value):
     with sdpa_kernel(SDPBackend.MATH):
@@ -109,13 +111,13 @@ def one_context_given_twice(query, key, value):
     return loss(checkpoint(attend, query, key, value, use_reentrant=False, context_fn=lambda: (context, context)))
 
 
-@scenario.repair(agrees(bitwise=True))
+@scenario.repair(agrees(bitwise=True), fork_safe=False)
 def chosen_around_forward_and_backward(query, key, value):
     with sdpa_kernel(SDPBackend.MATH):
         yield loss(checkpoint(attend, query, key, value, use_reentrant=False))
 
 
-@scenario.repair(agrees(bitwise=True))
+@scenario.repair(agrees(bitwise=True), fork_safe=False)
 def chosen_for_both_runs(query, key, value):
     def both_runs():
         return sdpa_kernel(SDPBackend.MATH), sdpa_kernel(SDPBackend.MATH)
@@ -123,7 +125,7 @@ def chosen_for_both_runs(query, key, value):
     return loss(checkpoint(attend, query, key, value, use_reentrant=False, context_fn=both_runs))
 
 
-@scenario.repair(agrees(bitwise=True))
+@scenario.repair(agrees(bitwise=True), fork_safe=False)
 def chosen_inside_the_function(query, key, value):
     def attend_with_math(*tensors):
         with sdpa_kernel(SDPBackend.MATH):
