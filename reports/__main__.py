@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--sweep", help="id of the sweep (default: the latest that was run here)")
     parser = argparse.ArgumentParser(
         prog="python -m reports",
-        description="Evidence reports, and rulings on claims, from the archive or bundles. Without COMMAND: write.",
+        description="Reports and rulings on claims, from the archive or bundles. Without COMMAND: write.",
         epilog="Exit status: 0 done, 1 something differs (write --gate), 2 could not. "
         "`python -m store list --sweeps` lists the sweeps.",
     )

@@ -52,7 +52,7 @@ class Note:
     def spec(self, case, scenario=NOTE, **changes):
         return samples.spec(case, scenario=scenario, **changes)
 
-    def tensors(self, numbers=(1.0, 2.0), dtype="float32"):
+    def tensors(self, numbers=(4096.0, 2.0), dtype="float32"):
         numbers = (*numbers[:-1], numbers[-1] + self.last)
         gradients = [self.bench.tensor("gradient", name, numbers, dtype) for name in NAMES]
         return [self.bench.tensor("output", "attended", numbers, dtype), *gradients]
@@ -80,10 +80,10 @@ class Note:
         asked = self.spec(name, scenario, role="reference", dtype=dtype, input_dtype=dtype, **changes)
         exact = self.spec(name, scenario, role="reference", dtype="float64", input_dtype=dtype, **changes)
         self.add(asked, *self.tensors(dtype=dtype))
-        self.add(exact, *self.tensors((1.0, 2.25), dtype="float64"))
+        self.add(exact, *self.tensors((4096.0, 2.25), dtype="float64"))
         return {"reference": asked.question.case_digest(), "float64": exact.question.case_digest()}
 
-    def repairs(self, repeats=3, numbers=(1.0, 2.0), names=REPAIRS, **how):
+    def repairs(self, repeats=3, numbers=(4096.0, 2.0), names=REPAIRS, **how):
         marks = self.references()
         for name in names:
             for repeat in range(repeats):
@@ -91,7 +91,7 @@ class Note:
                 self.add(asked, *self.tensors(numbers), **how)
         return self
 
-    def default(self, numbers=(1.0, 2.0)):
+    def default(self, numbers=(4096.0, 2.0)):
         marks = self.references(name="not_checkpointed_by_default")
         self.add(self.spec("default_throughout", role="control", expectations=BITWISE, **marks), *self.tensors(numbers))
         return self
@@ -100,7 +100,7 @@ class Note:
         self.add(self.spec(case), *tensors, **seen)
         return self
 
-    def silent(self, numbers=(1.0, 2.5), dtype="float32", size="small"):
+    def silent(self, numbers=(4096.0, 2.5), dtype="float32", size="small"):
         marks = self.references(SILENT, dtype=dtype, parameters={"size": size})
         asked = self.spec(
             BROKEN, SILENT, expectations=ROUNDED, parameters={"size": size}, dtype=dtype, input_dtype=dtype, **marks
@@ -273,7 +273,7 @@ def test_a3_needs_gradients():
 
 def test_a6_is_against_the_default_reference():
     assert Note().default().word("A6") == SUPPORTED
-    assert Note().default((1.0, 2.5)).word("A6") == REFUTED
+    assert Note().default((4096.0, 2.5)).word("A6") == REFUTED
 
 
 def test_a6_rests_on_its_reference_too():
@@ -412,7 +412,7 @@ def test_a10_without_silent_replays_says_nothing_of_them():
 
 def test_a10_does_not_hide_a_silent_replay_beyond_rounding():
     """That would be the silent corruption which the claim denies."""
-    ruling = Note().broken().silent((1.0, 900.0)).ruling("A10")
+    ruling = Note().broken().silent((4096.0, 900.0)).ruling("A10")
     assert ruling.word == SUPPORTED_IN_PART
     assert "it is more than rounding: float32, small: the gradient of query differs from MATH's by up to 900" in (
         ruling.reason
@@ -425,8 +425,8 @@ def test_a10_sets_each_difference_beside_the_error_of_the_same_tensor():
     marks = note.references(SILENT, parameters={"size": "small"})
     asked = note.spec(BROKEN, SILENT, expectations=ROUNDED, parameters={"size": "small"}, **marks)
     bench = note.bench
-    far, near = bench.tensor("gradient", "query", (1.0, 2.25)), bench.tensor("gradient", "key", (1.0, 2.5))
-    note.add(asked, bench.tensor("output", "attended", (1.0, 2.0)), far, near, note.tensors()[3])
+    far, near = bench.tensor("gradient", "query", (4096.0, 2.25)), bench.tensor("gradient", "key", (4096.0, 2.5))
+    note.add(asked, bench.tensor("output", "attended", (4096.0, 2.0)), far, near, note.tensors()[3])
     told = "the gradient of key differs from MATH's by up to 0.50, 2.0 times its own error (0.25; MATH's 0.25)"
     assert told not in note.ruling("A10").reason, "query has no error at all, so any difference is more than that"
     assert "the gradient of query differs from MATH's by up to 0.25" in note.ruling("A10").reason

@@ -66,7 +66,7 @@ def test_a_pair_that_differs_fails_with_its_first_difference_and_its_rule(lab):
             "failure",
             "different values",
             "gradient x differs by 1; what rounding allows is not known",
-            "a tensor differs by more than rounding",
+            "a tensor differs; what counts as rounding is not known",
         )
     ]
     ((tag, kind, message, rule),) = pair(lab, other={"ended": samples.outcome("raised", "no")})

@@ -71,6 +71,7 @@ def entry(name, *cases, **changes):
         threads=1,
         replays=None,
         suites=("full",),
+        rounding=True,
         cases=cases,
     )
     return replace(made, **changes)
@@ -395,7 +396,7 @@ def test_a_spec_carries_what_the_configuration_says():
         hash_seed=7,
         limits__timeout=9.0,
         limits__memory=None,
-        limits__keep=1,
+        limits__keep_deciding=1,
         environment__name="other",
         environment__variables={"MKL_CBWR": "AVX2"},
     )
@@ -803,3 +804,39 @@ def test_every_shipped_environment_is_named_after_its_file_and_says_what_it_is(n
     text = (CONF / "environment" / f"{name}.yaml").read_text()
     assert f"\nname: {name}\n" in text
     assert text.startswith("# ")
+
+
+# A ruler runs only where somebody asks for one, and all elements are kept only where a verdict may hang on one.
+
+BITWISE, ROUNDED = ({"kind": "agrees", "bitwise": bits} for bits in (True, False))
+OFF = {"kind": "differs", "by_at_least": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("expected", "asked", "ruled", "deciding"),
+    [
+        ([BITWISE], False, False, False),
+        ([BITWISE, {"kind": "raises", "type": "E", "text": ""}], False, False, False),
+        ([OFF], False, False, True),
+        ([ROUNDED], False, True, True),
+        ([BITWISE], True, True, True),
+    ],
+)
+def test_a_ruler_and_whole_tensors_are_for_whoever_asks(expected, asked, ruled, deciding):
+    cases = [case(f"case{at}", "repair", expectations=[one]) for at, one in enumerate(expected)]
+    made = plan(config(), listed(entry("a/b", case("exact", "reference"), *cases, rounding=asked)))
+    rulers = [spec for spec in made.specs if spec.question.dtype != spec.question.input_dtype]
+    assert bool(rulers) == ruled
+    assert {spec.mark.float64 is not None for spec in made.specs if spec not in rulers} == {ruled}
+    limits = config().limits
+    assert {spec.setting.keep for spec in made.specs} == {limits.keep_deciding if deciding else limits.keep}
+
+
+def test_a_ruler_is_for_the_reference_that_a_case_is_within_the_rounding_of():
+    references = [case("one", "reference"), case("other", "reference")]
+    cases = [
+        case("bits", "repair", expectations=[BITWISE]),
+        case("near", "repair", reference="other", expectations=[ROUNDED]),
+    ]
+    made = plan(config(), listed(entry("a/b", *references, *cases, rounding=False)))
+    assert {spec.question.case for spec in made.specs if spec.question.dtype == "float64"} == {"other"}
