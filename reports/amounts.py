@@ -64,8 +64,8 @@ def in_scores(record: Record) -> float | None:
 
 
 def in_outputs(record: Record) -> float | None:
-    """The forward peak in outputs of the case."""
-    reached, size = peak(record), sum(_bytes(one) for one in _outputs(record))
+    """The forward peak in outputs of an attention, which are of the size of its query; a case observes a part of it."""
+    reached, size = peak(record), sum(_bytes(one) for one in _queries(record))
     return reached / size if reached is not None and size else None
 
 
@@ -76,10 +76,9 @@ def _bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape or ()) * _WIDTHS.get(tensor.dtype or "", 0)
 
 
-def _outputs(record: Record) -> list[Tensor]:
-    """What the case observed; its loss, a single number, is none."""
+def _queries(record: Record) -> list[Tensor]:
     seen = record.observation
-    return [tensor for tensor in (seen.tensors if seen else ()) if tensor.role == "output" and tensor.shape]
+    return [one for one in (seen.tensors if seen else ()) if (one.role, one.name) == ("input", "query")]
 
 
 def mebibytes(amount: Amount) -> Amount:

@@ -58,8 +58,8 @@ class Read:
         return self.peak() / self.saw("score tensor, bytes")
 
     def outputs(self) -> float:
-        made = [one for one in self.seen["tensors"] if one["role"] == "output" and one["shape"]]
-        return self.peak() / sum(4 * math.prod(one["shape"]) for one in made)
+        (query,) = [one for one in self.seen["tensors"] if (one["role"], one["name"]) == ("input", "query")]
+        return self.peak() / (4 * math.prod(query["shape"]))
 
     def asked(self) -> int:
         return int(re.search(r"allocate (\d+) bytes", self.data["outcome"]["message"])[1])
