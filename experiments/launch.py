@@ -51,7 +51,7 @@ PATIENCE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 LONGEST_END = 10.0
 """Seconds after SIGKILL in which somebody must say that the process has ended."""
-OWN_FILES = 2**28
+OWN_FILES = 2**26
 """Bytes that the worker's own files may take beside what the case writes: one file of the case may fill the limit."""
 LONGEST_REASON = 2000
 """Characters that are read of why a worker left no observation."""
