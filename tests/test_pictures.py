@@ -307,5 +307,5 @@ def test_what_is_measured_and_takes_long_says_so_in_its_mark():
         if cases.get(name) == "at length":
             assert max(spent) > 5, f"{name} is brief by now"
         elif name in cases:
-            # The median: one run of several may have waited for whatever else the computer did.
-            assert statistics.median(spent) < 15, f'{name} takes long: give its mark measured="at length"'
+            # Ten seconds on an idle computer; the published one was busy, and took up to three times as long.
+            assert statistics.median(spent) < 30, f'{name} takes long: give its mark measured="at length"'
