@@ -44,7 +44,8 @@ def sound(root: Path) -> int:
     assert checked.returncode == 0, checked.stdout + checked.stderr
     statuses = dict(rows(root / "outputs" / "mlflow.db", "select status, count(*) from runs group by status"))
     assert "RUNNING" not in statuses
-    assert statuses["FINISHED"] >= 5
+    # The sweep and its three replays at least.
+    assert statuses["FINISHED"] >= 4
     return len(counts)
 
 
