@@ -486,22 +486,22 @@ class Limit:
 
 
 def limits(ours: Noise, theirs: Noise) -> dict[tuple[str, str], Limit]:
-    """For each tensor the widest of what was measured on the two machines; nothing here is a chosen constant.
+    """For each tensor the widest of what was measured in the two settings; nothing here is a chosen constant.
 
-    Two calculations may differ by what the reference errs and is rounded by on the one machine plus the same on the
-    other. If each is right to rounding on its own machine, as a verdict means it, they may differ by both allowances.
-    What repeats on one machine differ by is no difference between machines.
+    Two calculations may differ by what the reference errs and is rounded by in the one setting plus the same in the
+    other. If each is right to rounding in its own setting, as a verdict means it, they may differ by both allowances.
+    What repeats in one setting differ by is no difference between settings.
     """
     found = {key: _limit(ours.allowed[key], theirs.allowed[key]) for key in ours.allowed if key in theirs.allowed}
     for key, limit in found.items():
         allowed = (ours.allowed[key].total, theirs.allowed[key].total)
         errors = (ours.own.get(key, math.inf), theirs.own.get(key, math.inf))
         if all(error <= total for error, total in zip(errors, allowed)) and sum(allowed) > limit.total:
-            found[key] = Limit(sum(allowed), "on each machine it is right to rounding, against float64")
+            found[key] = Limit(sum(allowed), "in each setting it is right to rounding, against float64")
     for key in {*ours.repeats, *theirs.repeats}:
         spread = max(side.repeats.get(key, 0.0) for side in (ours, theirs))
         if spread > (found[key].total if key in found else 0.0):
-            found[key] = Limit(spread, "repeats on one machine differ by as much")
+            found[key] = Limit(spread, "repeats in one setting differ by as much")
     for key, why in {**theirs.refused, **ours.refused}.items():
         found.setdefault(key, Limit(math.nan, why))
     return found

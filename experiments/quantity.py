@@ -63,6 +63,18 @@ def counted(value: float) -> str:
     return f"{value:.0f}" if math.isfinite(value) and value == round(value) else f"{value:.3g}"
 
 
+def share(part: int, whole: int) -> str:
+    """A share of what was counted, in percent; a part is never shown as nothing or as all: ``0.3 %``, ``< 0.1 %``,
+    ``> 99.9 %``. No part at all is the empty string.
+    """
+    if not part:
+        return ""
+    percent = 100 * part / whole
+    if part < whole and percent > 99.9:
+        return "> 99.9 %"
+    return "< 0.1 %" if percent < 0.1 else f"{percent:.1f} %"
+
+
 EXACT = 1e-9
 """Share of a value below which its error is that of the arithmetic, not of what was measured."""
 

@@ -274,6 +274,19 @@ def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[st
     return _says(forward and not again, where)
 
 
+def _sizes(*counts: int) -> list[str]:
+    """Bytes in the unit that people read; to the byte where that would show two sizes that differ as one."""
+    shown = [_size(count) for count in counts]
+    return shown if len(set(shown)) == len(set(counts)) else [f"{count} bytes" for count in counts]
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= scale:
+            return f"{count / scale:.4g} {unit}"
+    return f"{count} bytes"
+
+
 def _memory(expected: Peaks | Holds, record: Record) -> tuple[str, str]:
     """What a phase took at its peak, or holds at its end, above what was there when it began."""
     rows = [row for row in (record.observation.memory if record.observation else ()) if row.phase == expected.phase]
@@ -286,9 +299,14 @@ def _memory(expected: Peaks | Holds, record: Record) -> tuple[str, str]:
     fits = (expected.at_least is None or grown >= expected.at_least) and (
         expected.at_most is None or grown <= expected.at_most
     )
-    bounds = (("at least", expected.at_least), ("at most", expected.at_most))
-    allowed = " and ".join(f"{name} {bound}" for name, bound in bounds if bound is not None)
-    return _says(fits, f"{expected.phase}: {grown} bytes at its {word} above its start, expected {allowed}")
+    bounds = [
+        (name, bound)
+        for name, bound in (("at least", expected.at_least), ("at most", expected.at_most))
+        if bound is not None
+    ]
+    shown, *limits = _sizes(grown, *(bound for _, bound in bounds))
+    allowed = " and ".join(f"{name} {limit}" for (name, _), limit in zip(bounds, limits))
+    return _says(fits, f"{expected.phase}: {shown} at its {word} above its start, expected {allowed}")
 
 
 def _shows(expected: Shows, record: Record) -> tuple[str, str]:

@@ -40,10 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given if _names_a_command(given) else ["write", *given])
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read us has seen enough, as `head` does; what is left must not be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ReportError, ArchiveError, RecordError, OSError) as error:
         print(f"reports: {visible(str(error))}", file=sys.stderr)
         return 2
+    return status
 
 
 def _names_a_command(given: Sequence[str]) -> bool:

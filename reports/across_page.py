@@ -8,6 +8,7 @@ from typing import Iterator, Sequence
 from experiments.agreement import RANKS
 from experiments.causes import PROVEN, REPEATS, Cause
 from experiments.classes import Class, ComputerSetting, differing, label, value
+from experiments.quantity import share
 from experiments.record import Replay
 from reports.across import BIN_NAMES, CANNOT, Across, Pair, is_ruler
 from reports.pieces import count, folded, prose, table
@@ -356,7 +357,7 @@ def _differences(found: Across, image: str) -> list[str]:
     for one in found.distances:
         if not one.elements:
             continue
-        shares = [f"{100 * number / one.elements:.1f} %" if number else "" for number in one.counts]
+        shares = [share(number, one.elements) for number in one.counts]
         rows.append([code(one.setting), str(one.tensors), str(one.elements), *shares, str(one.largest)])
     listed = [pair for pair in found.pairs if pair.compared and 1 < pair.agreement.rank < CANNOT]
     if not rows and not listed:

@@ -201,7 +201,7 @@ def test_repeats_measure_rounding_too(lab):
     own = lab.measured((4096.0, 2.0), exact=(4096.0, 2.0), repeats=[(4096.5, 2.0)])
     found = lab.across(own, ("lab", lab.measured((4096.25, 2.0), exact=(4096.0, 2.0), on=facts("two"))))
     (pair,) = [one for one in found.pairs if one.label == "case"]
-    assert pair.agreement.rule.endswith("repeats on one machine differ by as much")
+    assert pair.agreement.rule.endswith("repeats in one setting differ by as much")
 
 
 def test_without_a_measure_any_other_bit_differs(lab):

@@ -381,7 +381,7 @@ def test_two_that_are_right_to_rounding_may_differ_by_both_allowances(bench):
     right = tuple(([4096.0, number], [4096.0, 2.0], [4096.0, 2.25]) for number in (2.7, 1.8))
     found, limit = between(bench, *right)
     assert found.rank == 2, "each is within 0.5 of 2.25"
-    assert limit.why == "on each machine it is right to rounding, against float64"
+    assert limit.why == "in each setting it is right to rounding, against float64"
     assert "right to rounding" in found.rule
     assert "output x by 0.9" in found.rule
     wrong = ([4096.0, 2.9], *right[0][1:])
@@ -392,7 +392,7 @@ def test_what_repeats_differ_by_is_no_difference_between_machines(bench):
     exact = ([4096.0, 2.0], [4096.0, 2.0])
     first, second = ([4096.0, 2.0], *exact, [[4096.5, 2.0]]), ([4096.25, 2.0], *exact)
     found, limit = between(bench, first, second)
-    assert (found.rank, limit.total, limit.why) == (2, 0.5, "repeats on one machine differ by as much")
+    assert (found.rank, limit.total, limit.why) == (2, 0.5, "repeats in one setting differ by as much")
     assert between(bench, ([4096.0, 2.0], *exact), second)[0].rank == 4
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.quantity import counted, median_and_range, significant, with_error, with_range
+from experiments.quantity import counted, median_and_range, share, significant, with_error, with_range
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,21 @@ from experiments.quantity import counted, median_and_range, significant, with_er
 )
 def test_two_digits_are_shown_of_a_measured_figure(value, shown):
     assert significant(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"),
+    [
+        (0, 7, ""),
+        (1, 3, "33.3 %"),
+        (3, 3, "100.0 %"),
+        (9_997, 10_000, "> 99.9 %"),
+        (1, 100_000, "< 0.1 %"),
+        (1, 1000, "0.1 %"),
+    ],
+)
+def test_a_share_is_never_rounded_to_nothing_or_to_all(part, whole, shown):
+    assert share(part, whole) == shown
 
 
 def test_a_figure_of_one_run_says_so():

@@ -350,6 +350,17 @@ def test_a_peak_is_above_what_was_held_before(bench, expectation, word):
     assert judged(bench, expectation, memory=rows) == word
 
 
+@pytest.mark.parametrize(
+    ("held", "at_most", "said"),
+    [(3 * 2**20, 2**21, "forward: 3 MiB at its peak above its start, expected at most 2 MiB"),
+     (2**21 + 1, 2**21, "forward: 2097153 bytes at its peak above its start, expected at most 2097152 bytes")],
+)  # fmt: skip
+def test_a_size_is_told_in_units_that_show_how_it_differs_from_its_bound(bench, held, at_most, said):
+    rows = (Memory("forward", 0, held, 0, None, None, None, None),)
+    replay = bench.replay(bench.record(asked(peaks(at_most=at_most)), memory=rows))
+    assert judge(replay, context(bench)).reasons == (said,)
+
+
 def test_on_a_gpu_the_peak_is_the_gpus(bench):
     rows = (Memory("forward", 100, 900, 120, 10, 20, 10, None),)
     assert judged(bench, peaks(at_most=10), memory=rows) == AS_EXPECTED
