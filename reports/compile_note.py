@@ -14,6 +14,7 @@ from reports import amounts
 from reports.amounts import figure, held, in_outputs, in_scores, mebibytes, observed, observed_number, peak, whole_peak
 from reports.findings import Cases, Evidence, Finding, Look, Test, as_marked, plainly, shows
 from reports.notes import COMPILE_NOTE
+from reports.pieces import count
 from reports.rulings import (
     Advice,
     Claim,
@@ -106,7 +107,7 @@ def _fails_sometimes(pairs: Sequence[tuple[Replay, Context]]) -> Look:
 
 def _refusals(found: Finding) -> str:
     refused = [bool(_refused(replay.plain)) for replay in found.replays if replay.plain is not None]
-    return f"{sum(refused)} of {len(refused)} trainings failed"
+    return f"{sum(refused)} of {count(len(refused), 'training', 'trainings')} failed"
 
 
 def rate(found: Finding) -> str:

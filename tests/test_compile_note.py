@@ -180,9 +180,9 @@ CONTRARY = (
         ),
         "compiled with a block mask it holds all scores as well",
     ),
-    Contrary("B8", SUPPORTED_IN_PART, (), "two threads are enough for it to fail: 1 of 1 trainings failed"),
+    Contrary("B8", SUPPORTED_IN_PART, (), "two threads are enough for it to fail: 1 of 1 training failed"),
     Contrary(
-        "B8", SUPPORTED, ((cases(DRAFTER, "all_threads_from_cold", threads=2), finished),), "0 of 1 trainings failed"
+        "B8", SUPPORTED, ((cases(DRAFTER, "all_threads_from_cold", threads=2), finished),), "0 of 1 training failed"
     ),
     Contrary(
         "B8",
