@@ -8,6 +8,7 @@ Only the standard library is imported here, and nothing newer than Python 3.9.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import Callable, Mapping, Sequence, Tuple, Union
@@ -30,6 +31,10 @@ long message takes no long time. Fingerprints of records of schemas 1 to 3 are m
 RELATIVE = 2
 """Which of `PATHS` are relative ones of code."""
 
+LONGEST = 2**16
+"""Characters of the longest observed text that is normalized: a longer one is data and no message, and counts as it is.
+To look through ten million characters takes ten seconds, and a record is compared more than once."""
+
 CUT = "\n[cut here: "
 """How the mark begins that a worker puts at the end of a message that it cut."""
 
@@ -43,6 +48,7 @@ def name_folders(text: str, folders: Sequence[Tuple[str, str]]) -> str:
     return text
 
 
+@functools.lru_cache(maxsize=2**12)
 def normalize(text: str) -> str:
     """`text` up to its first blank line, without what changes from run to run: frames and how many there are, paths,
     names of temporary files, addresses, ids of processes and threads, ports, times.
@@ -59,7 +65,11 @@ def normalize(text: str) -> str:
 
 
 def normalize_value(value: object) -> object:
-    """A JSON value with every text in it normalized; a text of several paragraphs keeps them all."""
+    """A JSON value with every text in it normalized, unless it is longer than `LONGEST`; a text of several paragraphs
+    keeps them all.
+    """
+    if isinstance(value, str) and len(value) > LONGEST:
+        return value
     if isinstance(value, str):
         return "\n\n".join(normalize(part) for part in re.split(r"\n[ \t]*\n", value))
     if isinstance(value, Mapping):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.fingerprint import name_folders, normalize, normalize_value
+from experiments.fingerprint import LONGEST, name_folders, normalize, normalize_value
 
 TRACEBACK = """Caught TypeError in DataLoader worker process 0.
 Original Traceback (most recent call last):
@@ -106,3 +106,11 @@ def test_folders_of_a_machine_are_named_by_what_they_are():
 def test_a_message_that_is_made_to_be_slow_takes_no_long_time():
     for text in ("/" * 60000, "a/" * 30000, "- " * 30000, "0x" * 30000, "1." * 30000, "tmp" * 20000, "x:" * 30000):
         assert isinstance(normalize(text), str)
+
+
+def test_a_long_observed_text_is_data_and_counts_as_it_is():
+    """To normalize 20 MB took the driver of a sweep minutes, once for each time that the record was compared."""
+    most = LONGEST // len("at 0x7f01 ")
+    assert normalize_value("at 0x7f01 " * most) == ("at ADDRESS " * most).strip()
+    long = "at 0x7f01 " * (most + 1)
+    assert normalize_value({"drawn": [long]}) == {"drawn": [long]}

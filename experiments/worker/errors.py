@@ -25,7 +25,7 @@ def outcome(error: BaseException, phase: str, root: Path, first: str) -> Outcome
         phase=phase,
         type=qualified_name(type(error)),
         bases=tuple(qualified_name(base) for base in type(error).__mro__[1:-1]),
-        message=_cut(_relative(message(error), root)),
+        message=_cut(relative(message(error), root)),
         traceback=_cut(_traceback(error, root, first)),
         detail="",
     )
@@ -51,19 +51,20 @@ def _traceback(error: BaseException, root: Path, first: str) -> str:
     own = next((index for index, frame in enumerate(frames) if not frame.filename.startswith(ours)), 0)
     start = next((index for index, frame in enumerate(frames) if frame.filename == first), own)
     lines = [
-        f'  File "{_relative(f.filename, root)}", line {f.lineno}, in {f.name}\n    {f.line}' for f in frames[start:]
+        f'  File "{relative(f.filename, root)}", line {f.lineno}, in {f.name}\n    {f.line}' for f in frames[start:]
     ]
     return "\n".join(["Traceback (most recent call last):", *lines, qualified_name(type(error))])
 
 
-def _relative(text: str, root: Path) -> str:
-    """`text` with the folders of this machine replaced by what they are."""
-    return name_folders(text, _folders(root))
+def relative(text: str, root: Path, folder: Path | None = None) -> str:
+    """`text` with the folders of this machine replaced by what they are; `folder` is that of the case, if it counts."""
+    return name_folders(text, _folders(root, folder))
 
 
-def _folders(root: Path) -> list[tuple[str, str]]:
+def _folders(root: Path, folder: Path | None) -> list[tuple[str, str]]:
     paths = sysconfig.get_paths()
     known = [
+        *([] if folder is None else [(str(folder), "case/")]),
         (str(Path(torch.__file__).parent), "torch/"),
         (str(root), ""),
         (paths["purelib"], "site-packages/"),

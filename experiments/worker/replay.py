@@ -48,16 +48,16 @@ def run(folder: Path, root: Path) -> None:
     except Exception as error:
         # The case's own exceptions are part of the observation, so this one is the worker's.
         if os.getpid() == process:
-            _write(folder / UNOBSERVED, _reason("what the case did cannot be written down", error))
+            _write(folder / UNOBSERVED, _reason("what the case did cannot be written down", error, root, folder))
         raise
     if os.getpid() != process:
         os._exit(0)  # A child of the case, which came back here as well. The observation is its parent's.
     _write(folder / "observation.json", text)
 
 
-def _reason(what: str, error: BaseException) -> str:
-    """Why something was not observed, in one bounded line."""
-    first = f"{type(error).__name__}: {errors.message(error)}".partition("\n")[0]
+def _reason(what: str, error: BaseException, root: Path, folder: Path) -> str:
+    """Why something was not observed, in one bounded line without folders of this machine."""
+    first = f"{type(error).__name__}: {errors.relative(errors.message(error), root, folder)}".partition("\n")[0]
     return f"{what}: {first}"[:LONGEST_REASON]
 
 
@@ -248,7 +248,7 @@ class _Run:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - a case may hand out anything
-            self.unobserved = self.unobserved or _reason(f"{what} cannot be kept", error)
+            self.unobserved = self.unobserved or _reason(f"{what} cannot be kept", error, self.root, self.folder)
 
     def _hear(self, name: str, value: Any, kind: str, tolerance: float | None) -> None:
         """What the case observes: tensors are kept like outputs, anything else as it is."""
