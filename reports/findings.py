@@ -242,7 +242,7 @@ def _expecting(replay: Replay, expectations: Sequence[Mapping[str, Any]]) -> Rep
 
 def _bearing(replay: Replay, asked: Replay, context: Context, word: str) -> Iterator[Record]:
     """The records that a verdict rests on: the plain pass, every other pass and ruler without which there would be
-    another verdict, and every ruler that would give another if it were otherwise.
+    another verdict, and every ruler and repeat of the reference that would give another if it were otherwise.
     """
     if replay.plain is not None:
         yield replay.plain
@@ -263,6 +263,31 @@ def _changed(context: Context, asked: Replay) -> Iterator[tuple[Record, Iterator
     ):
         if ruler is not None and ruler.plain is not None:
             yield ruler.plain, map(put, (None, asked, _spoiled(ruler)))
+    # A reference must agree with itself, in each repeat and pass.
+    repeats = {id(one): one for one in (context.reference, *context.reference_repeats) if one is not None}
+    for repeat in repeats.values():
+        for name, record in sorted(repeat.records.items()):
+            if context.reference is None or record is not context.reference.plain:
+                yield record, (
+                    _with_repeat(context, repeat, Replay({**repeat.records, name: other}))
+                    for other in (_ended_otherwise(record), *_spoiled(Replay({name: record})).records.values())
+                )
+
+
+def _with_repeat(context: Context, repeat: Replay, other: Replay) -> Context:
+    """The context with another replay of the reference in the place of one."""
+    return replace(
+        context,
+        reference=other if context.reference is repeat else context.reference,
+        reference_repeats=tuple(other if one is repeat else one for one in context.reference_repeats),
+    )
+
+
+def _ended_otherwise(record: Record) -> Record:
+    kind = "finished" if record.outcome.kind == "raised" else "raised"
+    outcome = replace(record.outcome, kind=kind)
+    seen = record.observation
+    return replace(record, outcome=outcome, observation=replace(seen, outcome=outcome) if seen else None)
 
 
 def _spoiled(ruler: Replay) -> Replay:
