@@ -322,7 +322,7 @@ def test_a_comment_that_is_no_seal_is_refused(other, sent):
         ("LARGEST_FILE", "bytes; at most 5 are read"),
         ("LARGEST_MEMBER", "it says that it unpacks from 64 to 64 bytes; at most 5"),
         ("LARGEST_TEXT", "it says that it unpacks from"),
-        ("LARGEST_RECORDS", "the records say that they unpack to"),
+        ("LARGEST_RECORDS", "the records, plans and sweeps say that they unpack to"),
         ("LARGEST_TOTAL", "the members say that they unpack to"),
         ("MOST_MEMBERS", "there are 7 members; at most 5 are read"),
     ],

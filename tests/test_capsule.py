@@ -180,7 +180,7 @@ def test_its_evidence_is_taken_in_at_home_once(home, elsewhere):
     before = len(json.loads(store(home, "list", "--json").stdout))
     for _ in range(2):
         assert store(home, "add", file).returncode == 0
-        assert len(json.loads(store(home, "list", "--json").stdout)) == before + 14
+        assert len(json.loads(store(home, "list", "--json").stdout)) == before + 12
     ended = subprocess.run(
         [sys.executable, "-m", "reports", "write"], cwd=home, capture_output=True, text=True, timeout=120
     )

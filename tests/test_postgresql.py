@@ -384,7 +384,7 @@ def test_a_user_without_rights_is_told_who_makes_the_tables(database, tmp_path):
     database.cluster.execute(f"CREATE ROLE {user} LOGIN")
     database.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     said = refused(database.url(user), tmp_path)
-    assert "holds no archive yet, this version needs '0001', and this user may not make tables" in said
+    assert "holds no archive yet, this version needs '0002', and this user may not make tables" in said
     assert "python -m store grant" in said
     database.cluster.execute(f"DROP ROLE {user}")
 
@@ -668,7 +668,7 @@ def test_a_sweep_outlives_a_restart_of_the_server(database, tmp_path):  # noqa: 
     ended = test_sweep.run(root, *asked)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "resuming sweep" in ended.stderr
-    assert "4 as expected" in ended.stdout
+    assert "3 as expected" in ended.stdout
     assert database.counted("sweep_records") == database.counted("records") == test_sweep.PROCESSES
     assert "no problems" in commanded(root, "check", "--archive", database.url())
     assert not (root / "outputs/archive.db").exists()

@@ -97,7 +97,7 @@ def test_control_and_flip_are_one_sweep_of_every_case_that_differs_twice_each(pr
     assert "8 processes" in proven.ended.stderr
     database = proven.root / "outputs" / "archive.db"
     sweeps = rows(database, "select sweep, count(*) from sweep_records group by sweep")
-    assert sorted(count for _, count in sweeps) == [4, 4, 4, 8]
+    assert sorted(count for _, count in sweeps) == [3, 3, 3, 8]
     (proof,) = [name for name, count in sweeps if count == 8]
     with sqlite3.connect(database) as connection:
         query = (

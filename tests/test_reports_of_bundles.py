@@ -134,9 +134,9 @@ def test_a_bundle_is_compared_with_those_that_are_named_and_published(place, our
     assert main([str(path), "--gate"]) == 1
     assert "1 of 2 differ from what was published" in capsys.readouterr().err
     assert main([str(path), str(theirs[0]), "--alone"]) == 2
-    assert "--alone looks at no other machine" in capsys.readouterr().err
+    assert "--alone looks at no other setting" in capsys.readouterr().err
     assert main(["--gate", str(path)]) == 2
-    assert "--gate takes the name of a machine" in capsys.readouterr().err
+    assert "--gate takes the name of a setting" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -147,7 +147,7 @@ def test_a_published_bundle_is_not_compared_with_itself(place, ours, capsys, old
         text = report(capsys)
         assert "lab.zip" not in text
         assert main([*named, "--gate"]) == 2
-        assert "no case was compared with a published machine" in capsys.readouterr().err
+        assert "no case was compared with a published setting" in capsys.readouterr().err
 
 
 def test_junit_and_summary_are_written_of_a_bundle(place, ours, monkeypatch, capsys):
@@ -160,7 +160,7 @@ def test_junit_and_summary_are_written_of_a_bundle(place, ours, monkeypatch, cap
 def test_claims_are_decided_for_each_file(place, ours, theirs, capsys):
     assert main(["claims", str(ours[0])]) == 0
     alone = capsys.readouterr().out
-    assert alone.startswith("A1")
+    assert alone.startswith("checkpoint attention note\n")
     assert main(["claims", str(ours[0]), str(theirs[0])]) == 0
     both = capsys.readouterr().out
     assert [line for line in both.splitlines() if line.endswith(".zip:")] == [f"{ours[0]}:", f"{theirs[0]}:"]

@@ -125,16 +125,16 @@ def swept(tmp_path_factory):
 def test_a_sweep_that_shows_what_it_says_ends_with_0(swept):
     root, ended = swept
     assert ended.returncode == 0, ended.stderr
-    assert "4 as expected, 0 not as expected, 0 cannot say (of 4 replays)" in ended.stdout
+    assert "3 as expected, 0 not as expected, 0 cannot say (of 3 replays)" in ended.stdout
     assert "make ui" in ended.stdout
     assert archived(root) == PROCESSES
 
 
 def test_results_go_to_stdout_and_talk_to_stderr(swept):
     _, ended = swept
-    assert "no CUDA device here; one would add 4 cases (7 processes)" in ended.stderr
+    assert "no CUDA device here; one would add 3 cases (6 processes)" in ended.stderr
     assert "CUDA" not in ended.stdout
-    assert ended.stdout.startswith("4 as expected")
+    assert ended.stdout.startswith("3 as expected")
 
 
 def test_the_archive_checks_and_the_report_is_where_it_says(swept):
@@ -150,8 +150,8 @@ def test_mlflow_has_a_parent_run_and_one_run_for_each_replay(swept):
     database = root / "outputs" / "mlflow.db"
     assert "MLflow:" in ended.stderr
     assert rows(database, "select name from experiments where name like 'twofold%'") == [("twofold/tests",)]
-    assert rows(database, "select count(*) from runs")[0][0] == 5
-    assert rows(database, "select count(*) from tags where key = 'mlflow.parentRunId'")[0][0] == 4
+    assert rows(database, "select count(*) from runs")[0][0] == 4
+    assert rows(database, "select count(*) from tags where key = 'mlflow.parentRunId'")[0][0] == 3
     assert rows(database, "select count(*) from runs where status = 'RUNNING'")[0][0] == 0
 
 
@@ -198,14 +198,14 @@ def test_a_broken_file_is_named_and_the_others_run(tmp_path):
     ended = run(root, "tracking=none", "cases=[again]")
     assert ended.returncode == 2
     assert "broken scenario tests/broken: ModuleNotFoundError" in ended.stderr
-    assert archived(root) == 5
+    assert archived(root) == 4
 
 
 def test_a_dry_run_prints_the_plan_and_leaves_nothing(tmp_path):
     root = project(tmp_path, good=GOOD)
     ended = run(root, "dry_run=true")
     assert ended.returncode == 0
-    assert "tests/good (cpu): 4 cases, 4 replays, 7 processes" in ended.stdout
+    assert "tests/good (cpu): 3 cases, 3 replays, 6 processes" in ended.stdout
     assert not (root / "outputs").exists()
 
 
@@ -239,14 +239,14 @@ def test_with_mlflow_away_the_sweep_ends_as_it_would_and_can_be_published_later(
     assert "Traceback" not in ended.stderr
     later = store(root, "publish")
     assert later.returncode == 0, later.stderr
-    assert rows(root / "outputs" / "mlflow.db", "select count(*) from runs")[0][0] == 4
+    assert rows(root / "outputs" / "mlflow.db", "select count(*) from runs")[0][0] == 3
 
 
 def test_two_sweeps_of_a_multirun_are_planned_and_kept_apart(tmp_path):
     root = project(tmp_path, good=GOOD)
     ended = run(root, "-m", "seed=1,2", "cases=[again]", "tracking=none", "report=false")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("3 as expected") == 2
+    assert ended.stdout.count("2 as expected") == 2
     assert rows(root / "outputs" / "archive.db", "select count(*) from sweeps")[0][0] == 2
     assert not (root / "multirun.yaml").exists()
 
@@ -315,7 +315,7 @@ def test_a_killed_driver_takes_its_workers_along_and_loses_nothing(tmp_path):
     assert ended.returncode == 0, ended.stderr
     whole(root, PROCESSES)
     runs = rows(root / "outputs" / "mlflow.db", "select status, count(*) from runs group by status")
-    assert dict(runs) == {"FINISHED": 5}
+    assert dict(runs) == {"FINISHED": 4}
 
 
 def test_two_drivers_at_once_both_finish_with_each_record_once(tmp_path):
@@ -326,7 +326,7 @@ def test_two_drivers_at_once_both_finish_with_each_record_once(tmp_path):
         assert driver.returncode == 0, err
     database = root / "outputs" / "archive.db"
     assert rows(database, "select sweep, count(*) from sweep_records group by sweep order by sweep") == [
-        (name, 5) for (name,) in rows(database, "select id from sweeps order by id")
+        (name, 4) for (name,) in rows(database, "select id from sweeps order by id")
     ]
     assert store(root, "check").returncode == 0
 
