@@ -219,6 +219,8 @@ def difference(ours: Tensor, theirs: Tensor, fetch: Fetch) -> Difference:
 MOST_KNOWN = 20_000
 _known: dict[tuple[Tensor, Tensor], Difference] = {}
 """Differences that were computed: verdicts, ranks and reports ask for the same pair, whose content cannot change."""
+_known_rulers: dict[tuple[Tensor, Tensor, str], str] = {}
+"""In the same way, why a float64 tensor is no ruler of another."""
 
 
 def _remembered(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
@@ -374,11 +376,20 @@ def _no_ruler(item: Difference, reference: Record, float64: Record, fetch: Fetch
     if item.elements == 0:
         return ""
     pair = [_tensor(record, item) for record in (reference, float64)]
+    dtype = _coarser(item.dtype, reference.spec.question.dtype)
+    asked = (pair[0], pair[1], dtype)
+    if asked in _known_rulers:
+        return _known_rulers[asked]
     ours, exact = (_numbers(tensor, pair, fetch) for tensor in pair)
     if not item.compared or ours is None or exact is None:
         return "its content, or that of the float64 reference, is not at hand"
-    unlike = _unlike_numbers(ours, exact, _coarser(item.dtype, reference.spec.question.dtype))
-    return f"the float64 reference is another calculation: {unlike}" if unlike else ""
+    unlike = _unlike_numbers(ours, exact, dtype)
+    made = f"the float64 reference is another calculation: {unlike}" if unlike else ""
+    if item.compared == item.elements:  # else it hangs on whether whole tensors are at hand
+        _known_rulers[asked] = made
+        if len(_known_rulers) > MOST_KNOWN:
+            del _known_rulers[next(iter(_known_rulers))]
+    return made
 
 
 def _coarser(tensor: str, calculated: str) -> str:

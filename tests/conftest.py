@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,17 @@ from mutations import Records
 from experiments.record import parse
 from store import bundle
 
-PUBLISHED = Path(__file__).parents[1] / "store" / "published"
+PROJECT = Path(__file__).parents[1]
+PUBLISHED = PROJECT / "store" / "published"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile once what hundreds of processes import out of copies of the project: a compiled file is one by its
+    source's time and size, wherever it lies.
+    """
+    if not hasattr(config, "workerinput"):
+        for name in ("experiments", "store", "reports"):
+            compileall.compile_dir(PROJECT / name, quiet=2)
 
 
 def pytest_report_header() -> str:

@@ -66,7 +66,7 @@ def killed_at(root: Path, isolation: str, number: int) -> None:
     assert sound(root) == (2 if records == PROCESSES else 1)
 
 
-@pytest.mark.parametrize(("number", "isolation"), [(1, "fresh"), (2, "forked"), (8, "forked")])
+@pytest.mark.parametrize(("number", "isolation"), [(1, "fresh"), (8, "forked")])
 def test_a_driver_killed_at_a_moment_by_chance_loses_and_doubles_nothing(tmp_path, number, isolation):
     killed_at(project(tmp_path, steady=STEADY), isolation, number)
 
