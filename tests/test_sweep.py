@@ -85,7 +85,7 @@ def command(*overrides: str) -> list[str]:
 
 def run(root: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*overrides), cwd=root, env=os.environ | variables, capture_output=True, text=True, timeout=300
+        command(*overrides), cwd=root, env=os.environ | variables, capture_output=True, text=True, timeout=900
     )
 
 
