@@ -118,6 +118,10 @@ def _ordered(content: bytes, dtype: str) -> list[int]:
 # Differences of two records.
 
 
+PLACES = 4
+"""Units in the last place of its own by which two elements may be rounded apart: two on either side."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """How one tensor differs between two records."""
@@ -140,6 +144,9 @@ class Difference:
     distance: float | None
     """Estimated square root of the sum of squared differences, from the sketches of large tensors, with a
     relative standard error of about 3 %. None for tensors kept whole."""
+    beyond: float = 0.0
+    """Largest absolute difference of an element beyond `PLACES` units in the last place of that element itself: one
+    large element excuses no small one. Infinite where only one is NaN."""
 
     @property
     def sampled(self) -> str:
@@ -278,6 +285,9 @@ def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: F
         relative=absolute / scale if scale else (0.0 if absolute == 0 else math.inf),
         ulp=_ulps(first, second, gaps, right, dtype, same=dtype == other),
         distance=_distance(ours, theirs, fetch),
+        beyond=max((gap - PLACES * ulp(abs(b), dtype) for gap, b in zip(gaps, right)), default=0.0)
+        if is_rounded(dtype)
+        else absolute,
     )
 
 
@@ -333,6 +343,15 @@ class Allowance:
         """Twice what the reference errs, and is rounded, by."""
         return max(2 * (self.own_error + self.last_place), self.carried)
 
+    @property
+    def beyond(self) -> float:
+        """What an element may err by beyond last places of its own. A single number is its own largest element."""
+        return math.inf if self.carried else 2 * self.own_error
+
+    def holds(self, item: Difference) -> bool:
+        """Whether a tensor, as far as it was seen, differs by no more."""
+        return item.at_least <= self.total and item.beyond <= self.beyond
+
 
 Key = Tuple[str, str]
 """Role and name of a tensor."""
@@ -356,7 +375,7 @@ def read_ruler(reference: Record, float64: Record, fetch: Fetch) -> Ruler:
     a branch that is taken otherwise is no rounding.
     """
     seen = reference.observation
-    largest = {(tensor.role, tensor.name): tensor.largest or 0.0 for tensor in (seen.tensors if seen else ())}
+    largest = {(one.role, one.name): _largest_finite(one, fetch) for one in (seen.tensors if seen else ())}
     found = {(d.role, d.name): d for d in differences(reference, float64, fetch) if is_rounded(d.dtype)}
     refused = {key: text for key, d in found.items() for text in [_no_ruler(d, reference, float64, fetch)] if text}
     fit = {key: d for key, d in found.items() if key not in refused}
@@ -364,6 +383,15 @@ def read_ruler(reference: Record, float64: Record, fetch: Fetch) -> Ruler:
     share = max((total / scale for total, scale in shares if scale), default=0.0)
     allowed = {key: _allowance(d, largest[key], share if d.elements == 1 else 0.0) for key, d in fit.items()}
     return Ruler(allowed, refused)
+
+
+def _largest_finite(tensor: Tensor, fetch: Fetch) -> float:
+    """The largest absolute value. Where one is infinite or NaN, that of the finite elements at hand."""
+    if tensor.largest is None or math.isfinite(tensor.largest):
+        return tensor.largest or 0.0
+    content = _content(tensor, fetch, whole=tensor.whole)
+    numbers = [] if content is None else values(content, tensor.dtype or "")
+    return max((abs(one) for one in numbers if _is_finite(one)), default=0.0)
 
 
 def allowances(reference: Record, float64: Record, fetch: Fetch) -> dict[tuple[str, str], Allowance]:
@@ -378,7 +406,7 @@ def _no_ruler(item: Difference, reference: Record, float64: Record, fetch: Fetch
     pair = [_tensor(record, item) for record in (reference, float64)]
     dtype = _coarser(item.dtype, reference.spec.question.dtype)
     asked = (pair[0], pair[1], dtype)
-    if asked in _known_rulers:
+    if asked in _known_rulers and item.compared == item.elements:
         return _known_rulers[asked]
     ours, exact = (_numbers(tensor, pair, fetch) for tensor in pair)
     if not item.compared or ours is None or exact is None:
@@ -403,6 +431,8 @@ def _unlike_numbers(ours: Sequence[Number], theirs: Sequence[Number], dtype: str
     """Why two tensors are not one calculation, rounded in two ways. Empty if they may be."""
     if any(_is_finite(a) != _is_finite(b) for a, b in zip(ours, theirs)):
         return "one is finite where the other is not"
+    if any(_gap(a, b) for a, b in zip(ours, theirs) if not _is_finite(a)):
+        return "where one is NaN or infinite, the other is so in another way"
     apart, size = _norms(ours, theirs)
     if apart <= size * 2.0 ** (-(_MANTISSA[dtype] + 1) / 2):
         return ""
@@ -494,6 +524,13 @@ class Limit:
     total: float
     """In the tensor's own unit. NaN if it is not known, and `why` says why."""
     why: str
+    beyond: float = math.inf
+    """What an element may differ by beyond `PLACES` last places of its own: what was measured, without the last place
+    of the tensor's largest element."""
+
+    def holds(self, item: Difference) -> bool:
+        """Whether a tensor, as far as it was seen, differs by no more."""
+        return item.at_least <= self.total and item.beyond <= self.beyond
 
 
 def limits(ours: Noise, theirs: Noise) -> dict[tuple[str, str], Limit]:
@@ -508,11 +545,12 @@ def limits(ours: Noise, theirs: Noise) -> dict[tuple[str, str], Limit]:
         allowed = (ours.allowed[key].total, theirs.allowed[key].total)
         errors = (ours.own.get(key, math.inf), theirs.own.get(key, math.inf))
         if all(error <= total for error, total in zip(errors, allowed)) and sum(allowed) > limit.total:
-            found[key] = Limit(sum(allowed), "in each setting it is right to rounding, against float64")
+            found[key] = Limit(sum(allowed), "in each setting it is right to rounding, against float64", limit.beyond)
     for key in {*ours.repeats, *theirs.repeats}:
         spread = max(side.repeats.get(key, 0.0) for side in (ours, theirs))
         if spread > (found[key].total if key in found else 0.0):
-            found[key] = Limit(spread, "repeats in one setting differ by as much")
+            beyond = max(spread, found[key].beyond) if key in found else spread
+            found[key] = Limit(spread, "repeats in one setting differ by as much", beyond)
     for key, why in {**theirs.refused, **ours.refused}.items():
         found.setdefault(key, Limit(math.nan, why))
     return found
@@ -520,7 +558,7 @@ def limits(ours: Noise, theirs: Noise) -> dict[tuple[str, str], Limit]:
 
 def _limit(ours: Allowance, theirs: Allowance) -> Limit:
     total = max((ours.total + theirs.total) / 2, ours.carried, theirs.carried)
-    return Limit(total, "the reference errs by as much on both machines, against float64")
+    return Limit(total, "the reference errs by as much in both settings, against float64", ours.beyond + theirs.beyond)
 
 
 # Operators.
@@ -743,7 +781,7 @@ def _unlike(item: Difference, limit: Allowance | Limit | None) -> _Unlike | None
     first = f"{name} differs by {item.seen}{_allows(limit)}"
     if limit is None or math.isnan(limit.total):
         return _Unlike(beyond=True, rule="a tensor differs; what counts as rounding is not known", first=first)
-    if not item.at_least <= limit.total:
+    if not limit.holds(item):
         return _Unlike(beyond=True, rule="a tensor differs by more than rounding", first=first)
     if not item.at_most <= limit.total:
         rule = f"{name}: {item.compared} of {item.elements} elements and the sketch do not decide: {item.seen}"

@@ -96,12 +96,13 @@ IN_PART = "proven in part"
 NOT_THE_CAUSE = "not the cause"
 OTHER_BITS = "changes the bits, but not to these"
 CONTROL_DIFFERS = "cannot decide: the control itself differs from our first run"
+VARIES = "cannot decide: a case that differs does not repeat its own result in one of the settings"
 UNDECIDED = "cannot decide: not every case was run twice on both sides"
 OPEN = "not flipped yet"
 CANNOT = "cannot be flipped here"
 
-_ORDER = (PROVEN, IN_PART, OTHER_BITS, CONTROL_DIFFERS, UNDECIDED, OPEN, CANNOT, NOT_THE_CAUSE)
-_WEAKEST = (CONTROL_DIFFERS, UNDECIDED, NOT_THE_CAUSE, OTHER_BITS, IN_PART, PROVEN)
+_ORDER = (PROVEN, IN_PART, OTHER_BITS, VARIES, CONTROL_DIFFERS, UNDECIDED, OPEN, CANNOT, NOT_THE_CAUSE)
+_WEAKEST = (VARIES, CONTROL_DIFFERS, UNDECIDED, NOT_THE_CAUSE, OTHER_BITS, IN_PART, PROVEN)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,9 @@ class Cause:
     @property
     def open(self) -> bool:
         """Whether a counter-replay could tell more than is known."""
-        return self.word == OPEN or (bool(self.by) and self.tried < self.of and self.word != CONTROL_DIFFERS)
+        return self.word == OPEN or (
+            bool(self.by) and self.tried < self.of and self.word not in (VARIES, CONTROL_DIFFERS)
+        )
 
 
 def causes(ours: ComputerSetting, theirs: ComputerSetting, shown: Sequence[CounterReplay]) -> list[Cause]:
@@ -161,7 +164,9 @@ def _cause(factor: str, ours: ComputerSetting, theirs: ComputerSetting, shown: S
     if decided:
         # A control that has failed outweighs all, then what was run in most cases, then what speaks against a proof:
         # nobody gets a proof by running until one comes out.
-        return min(decided, key=lambda one: (one.word != CONTROL_DIFFERS, -one.tried, _WEAKEST.index(one.word)))
+        return min(
+            decided, key=lambda one: (one.word not in (VARIES, CONTROL_DIFFERS), -one.tried, _WEAKEST.index(one.word))
+        )
     why = hindrance(factor, ours, theirs)
     word = CANNOT if why else OPEN
     return _made(factor, ours, theirs, word, why=why or _failure(factor, ours, shown))
@@ -202,11 +207,14 @@ def _is_control(one: CounterReplay, ours: ComputerSetting) -> bool:
 def _decided(factor: str, ours: ComputerSetting, theirs: ComputerSetting, one: CounterReplay) -> Cause:
     first, second, unlike = ours.evidence, theirs.evidence, _unlike(ours, theirs)
     control, flipped = one.control.repeats, one.flipped.repeats
+    varying = [case for case in unlike if any(len(set(side.repeats.get(case, ()))) > 1 for side in (ours, theirs))]
     astray = [case for case in unlike if any(found != first[case] for found in control.get(case, ()))]
     tried = [case for case in unlike if min(len(side.get(case, ())) for side in (control, flipped)) >= REPEATS]
     followed = [case for case in tried if case not in astray and set(flipped[case]) == {second[case]}]
     stayed = [case for case in tried if set(flipped[case]) == {first[case]}]
-    if astray:
+    if varying:
+        word = VARIES
+    elif astray:
         word = CONTROL_DIFFERS
     elif followed:
         word = PROVEN if len(followed) == len(unlike) else IN_PART

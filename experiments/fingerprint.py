@@ -132,7 +132,8 @@ _RULES: Sequence[Tuple[str, Replacement, int]] = (
     *((path, _in_quotes, 0) for path in PATHS),
     (r"(?<![\w/.+-])([\w.+-]{1,100}\.(?:py|pyx|c|cc|cpp|cxx|h|hpp|cu|cuh)):\d+", r"\1:N", 0),
     (r"(?<![\w.+-])tmp[a-z0-9_]{8}(?![\w])", "TEMPORARY", 0),
-    (r"\b0x[0-9a-fA-F]+", "ADDRESS", 0),
+    # A short one is a flag or a size, unless it says that something is there.
+    (r"(?<=\bat )0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{6,}", "ADDRESS", 0),
     (r"\bid([ =:]+)\d{9,}", r"id\1ADDRESS", re.IGNORECASE),
     # Times before ports: both have colons.
     (
@@ -146,7 +147,13 @@ _RULES: Sequence[Tuple[str, Replacement, int]] = (
     (r"\b\d+(?:\.\d+)?(?:e-?\d+)? ?(?:ns|us|µs|ms|s|sec|secs|seconds?|minutes?|hours?)\b", "DURATION", 0),
     (r"\b(\d{1,3}(?:\.\d{1,3}){3})('?, ?|:)\d{1,5}\b", r"\1\2PORT", 0),
     (r"(\[[0-9a-fA-F:]*:[0-9a-fA-F:]*\]:)\d{1,5}\b", r"\1PORT", 0),
-    (r"(?<![\w.-])(localhost|[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}):\d{2,5}\b(?!\.)", r"\1:PORT", 0),
+    # A name before a colon may be that of a parameter, unless something says that it is a host.
+    (
+        r"(?<![\w.-])(localhost|(?:(?<=//)|(?<=host )|(?<=server )|(?<=connect to )|(?<=address ))[\w-]{1,63}"
+        r"(?:\.[\w-]{1,63}){0,8}):\d{2,5}\b(?!\.)",
+        r"\1:PORT",
+        0,
+    ),
     (r"\b(port[ =:]+)\d{1,5}\b", r"\1PORT", re.IGNORECASE),
     (r"\b((?:p|t)id(?:s|\(s\))?\)?[ =:#]+)\d+(?:(?:, ?| and )\d+)*", r"\1N", re.IGNORECASE),
     (r"\b((?:process|thread)(?: id| ident)?[ =:#]+)\d+\b", r"\1N", re.IGNORECASE),

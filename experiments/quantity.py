@@ -12,15 +12,19 @@ import statistics
 from typing import Sequence
 
 DIGITS = 2
-"""Significant digits of a figure that is measured and moves from run to run, such as memory or time."""
+"""Significant digits of a figure that is measured and moves from run to run, such as memory or time: one more where the
+first is a 1, since two would round a figure by up to a twentieth."""
+MOST = 4
+"""Digits of a range that fewer would show as none."""
 
 
 def significant(value: float, digits: int = DIGITS) -> str:
-    """`value` rounded to `digits` significant digits, in plain notation below a million: ``3.9``, ``340``."""
+    """`value` rounded to `digits` significant digits, in plain notation below a million: ``3.9``, ``340``, ``107``."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:
         return "0"
+    digits += f"{value:e}".lstrip("-").startswith("1")
     rounded = float(f"{value:.{digits - 1}e}")
     exponent = math.floor(math.log10(abs(rounded)))
     if exponent >= 6 or exponent < -4:
@@ -53,8 +57,17 @@ def with_range(values: Sequence[float], digits: int = DIGITS) -> str:
     return f"{middle} ({runs})"
 
 
+def span(values: Sequence[float], digits: int = DIGITS) -> str:
+    """The smallest and the largest: ``3.6 to 4.2``; ``3.3`` where they are the same to the digits that are shown."""
+    return _between(values, digits).removeprefix("all ")
+
+
 def _between(values: Sequence[float], digits: int) -> str:
-    low, high = (significant(bound, digits) for bound in (min(values), max(values)))
+    bounds = min(values), max(values)
+    low, high = (significant(bound, digits) for bound in bounds)
+    while low == high and bounds[0] != bounds[1] and digits < MOST:
+        digits += 1
+        low, high = (significant(bound, digits) for bound in bounds)
     return f"all {low}" if low == high else f"{low} to {high}"
 
 

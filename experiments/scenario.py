@@ -301,6 +301,8 @@ def _range(word: str, phase: str, at_least: int | None, at_most: int | None) -> 
         raise ScenarioError(f"{word}(at_least={at_least}, at_most={at_most}) is not a range")
     if at_least is None and at_most is None:
         raise ScenarioError(f"{word}() needs at_least=, at_most= or both, in bytes")
+    if at_most is None and at_least is not None and at_least <= 0:
+        raise ScenarioError(f"{word}(at_least={at_least}) holds for every case: give a number of bytes above 0")
 
 
 def shows(values: Mapping[str, Any] | None = None, **named: Any) -> Shows:
@@ -335,6 +337,8 @@ def varies(*, at_least: float = 0.0, at_most: float = 1.0, of: str = "results") 
     """
     if not 0 <= at_least <= at_most <= 1:
         raise ScenarioError(f"varies(at_least={at_least!r}, at_most={at_most!r}) is not a range within 0 and 1")
+    if at_least == 0 and at_most == 1:
+        raise ScenarioError("varies() holds for every case: give at_least=, at_most= or both, between 0 and 1")
     if of not in VARYING:
         raise ScenarioError(f"varies(of={of!r}) is unknown; known are {', '.join(VARYING)}")
     return Varies(at_least=at_least, at_most=at_most, of=of)

@@ -2,7 +2,7 @@
 
 A series is written in ``conf/series/``, travels in the mark of each case that is a point of it, and is computed
 from records like a verdict is. A curve is one case on one device. At each of its places it has the median of the
-repeats there, with their range; where both axes are positive numbers a power law is fitted to the medians by least
+repeats there, with their range; where both axes are positive numbers a power law is fitted to every run by least
 squares on the logarithms.
 
 Only the standard library is imported here, and nothing newer than Python 3.9.
@@ -119,7 +119,7 @@ class Fit:
 
     exponent: float
     error: float
-    """Standard error of the exponent, from how far the medians lie off the line."""
+    """Standard error of the exponent, from how far the runs lie off the line."""
     factor: float
 
     def __str__(self) -> str:
@@ -226,7 +226,7 @@ def _one(listed: Sequence[Point]) -> Measured:
 
 def _curve(series: Series, listed: Sequence[Point]) -> Curve:
     places = tuple(_places(listed))
-    fitted = fit([(place.at, place.value) for place in places])
+    fitted = fit([(place.at, value) for place in places for value in place.values])
     word, reason = _judged(series.exponents.get(listed[0].case), fitted, places)
     return Curve(listed[0].label, listed[0].device, places, fitted, word, reason)
 

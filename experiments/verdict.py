@@ -15,7 +15,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import AbstractSet, Mapping, Sequence
 
-from .agreement import Difference, Fetch, Ruler, differences, read_ruler
+from .agreement import PLACES, Difference, Fetch, Ruler, differences, read_ruler
+from .fingerprint import normalize_value
 from .record import Observation, Record, Replay, Tensor, canonical, parse
 from .scenario import (
     Agrees,
@@ -130,10 +131,28 @@ def judge(replay: Replay, context: Context) -> Verdict:
     if is_ruler(replay) and record.outcome.kind != "finished":
         return Verdict(CANNOT_SAY, (f"the float64 reference measures no rounding: {ending(record)}",))
     expected = [expectation_from_json(data) for data in replay.spec.mark.expectations]
+    early = _before_the_case(record, expected)
+    if early:
+        return Verdict(CANNOT_SAY, (early,))
     found = [_judge(one, replay, record, context) for one in expected] or [_finished(record)]
     words = [word for word, _ in found]
     worst = next((word for word in (NOT_AS_EXPECTED, CANNOT_SAY) if word in words), AS_EXPECTED)
     return Verdict(worst, tuple(reason for _, reason in found))
+
+
+def _before_the_case(record: Record, expected: Sequence[Expectation]) -> str:
+    """Why an ending is none of the case's: it came before the case was called, or the worker refused to go on. Empty
+    otherwise.
+    """
+    outcome = record.outcome
+    if outcome.kind != "finished" and outcome.phase == "inputs":
+        return f"it ended before the case was called: {ending(record)}"
+    if outcome.kind == "timed_out" and outcome.phase is None and record.observation is None:
+        return f"it ended before the inputs were made: {ending(record)}"
+    named = any(isinstance(one, Raises) and one.type.endswith("ScenarioError") for one in expected)
+    if outcome.kind == "raised" and outcome.type == "experiments.scenario.ScenarioError" and not named:
+        return f"the scenario cannot be run as it is written: {ending(record)}"
+    return ""
 
 
 def is_ruler(replay: Replay) -> bool:
@@ -242,6 +261,8 @@ def _varies(expected: Varies, context: Context) -> tuple[str, str]:
     results = Counter(_values(record) for record in finished)
     other = len(finished) - max(results.values(), default=0)
     shown = f"failed in {failed} of {len(ran)} repeats"
+    if len(ran) < 2 and expected.of != "endings":
+        return CANNOT_SAY, f"{shown}; one result alone does not show whether results vary"
     if finished and expected.of != "endings":
         shown += f"; the {len(finished)} that finished show {len(results)} different results"
     astray = {"endings": failed, "values": other, "results": failed + other}[expected.of]
@@ -254,11 +275,15 @@ def _values(record: Record) -> str:
     if seen is None:
         return ""
     tensors = [[tensor.role, tensor.name, tensor.digest] for tensor in seen.tensors]
-    return canonical([tensors, [[one.name, one.value] for one in seen.observed if one.kind == "evidence"]])
+    observed = [[one.name, normalize_value(one.value)] for one in seen.observed if one.kind == "evidence"]
+    return canonical([tensors, observed])
 
 
 def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[str, str]:
     profiled = replay.records.get("profiled")
+    plain = replay.plain
+    if profiled is not None and plain is not None and profiled.outcome.kind != plain.outcome.kind:
+        return CANNOT_SAY, f"the profiled pass ended in another way: {ending(profiled)}"
     if profiled is None or profiled.observation is None or profiled.observation.operators is None:
         return CANNOT_SAY, "no profiled pass, so no operators"
     listed = {
@@ -271,6 +296,10 @@ def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[st
     forward, again = expected.operator in listed.get("forward", ()), expected.operator in listed["recomputation"]
     first, second = ("in" if there else "not in" for there in (forward, again))
     where = f"{expected.operator}: {first} forward, {second} recomputation"
+    instead = listed["recomputation"] - listed.get("forward", set())
+    if forward and not again and not instead:
+        # It may lie outside the checkpoint, or after what recomputation stops at.
+        return NOT_AS_EXPECTED, f"{where}, in which no other operator ran instead"
     return _says(forward and not again, where)
 
 
@@ -473,6 +502,9 @@ def _row(
     allows = f"rounding allows {limit.total:.3g} (the reference itself is off by {limit.own_error:.3g})"
     if not error.at_least <= limit.total:
         return NOT_AS_EXPECTED, f"{name} is off by {error.seen} from float64; {allows}"
+    if not limit.holds(error):
+        reason = f"an element of {name} is off by {error.beyond:.3g} more than {PLACES} of its own last places"
+        return NOT_AS_EXPECTED, f"{reason}, from float64; the reference by {limit.own_error:.3g} at most"
     if not error.at_most <= limit.total:
         return CANNOT_SAY, f"{name} is off by {error.seen} from float64, and not all elements are at hand; {allows}"
     return AS_EXPECTED, ""

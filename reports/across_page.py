@@ -366,7 +366,7 @@ def _differences(found: Across, image: str) -> list[str]:
     if rows:
         said = (
             "Gradients against this setting, element by element, in units in the last place (ULP) of their own dtype. "
-            "Of gradients over 16 KiB a fixed sample of 1024 elements is compared."
+            "Of a gradient that either side does not keep whole a fixed sample of at most 1024 elements is compared."
         )
         head = ("setting", "gradients", "elements", *BIN_NAMES, "largest")
         lines += ["", said, "", *([f"![Gradients by ULP]({image})", ""] if image else []), *table(head, rows)]

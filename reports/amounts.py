@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any, Callable, Sequence
 
-from experiments.quantity import median_and_range, significant, with_error
+from experiments.quantity import median_and_range, span, with_error
 from experiments.record import Record, Replay, Tensor
 from experiments.series import Fit
 
@@ -19,7 +19,7 @@ Amount = Callable[[Record], "float | None"]
 
 def observed(record: Record | None, name: str) -> Any:
     """A value that the case observed. None if it did not."""
-    seen = record.observation if record is not None else None
+    seen = record.observation if record is not None and record.outcome.kind != "not_observed" else None
     return next((one.value for one in (seen.observed if seen else ()) if one.name == name), None)
 
 
@@ -103,9 +103,7 @@ def figure(replays: Sequence[Replay], amount: Amount, unit: str = "") -> str:
     cases = len({replay.spec.question.case_digest() for replay in replays})
     if not found or cases <= 1:
         return median_and_range(found, unit) if found else "no figure"
-    low, high = significant(min(found)), significant(max(found))
-    shown = low if low == high else f"{low} to {high}"
-    return f"{shown} {unit}".rstrip() + f" ({len(found)} runs of {cases} cases)"
+    return f"{span(found)} {unit}".rstrip() + f" ({len(found)} runs of {cases} cases)"
 
 
 def middle(replays: Sequence[Replay], amount: Amount) -> float | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Iterator, Sequence
 
-from experiments.agreement import Difference, Fetch, differences
+from experiments.agreement import Difference, Fetch, differences, read_ruler
 from experiments.quantity import significant
 from experiments.record import Record, Replay
 from experiments.scenario import agrees
@@ -217,40 +216,41 @@ def _is_within_rounding(replay: Replay, context: Context) -> Look | None:
 
 
 def _silently(found: Finding, evidence: Evidence) -> list[str]:
-    """For each dtype and size the gradient that is farthest from MATH for its own error against float64."""
+    """For each dtype and size the gradient that is farthest from MATH."""
     context_of = {id(replay): context for replay, context in zip(evidence.replays, evidence.contexts)}
     worst: dict[tuple[str, str], tuple[float, str]] = {}
     for replay in found.replays:
         question = replay.spec.question
-        for ratio, text in _ratios(replay, context_of[id(replay)], evidence.fetch):
+        for far, text in _distances(replay, context_of[id(replay)], evidence.fetch):
             key = (question.dtype, str(question.parameters.get("size")))
-            worst[key] = max(worst.get(key, (ratio, text)), (ratio, text), key=lambda one: one[0])
+            worst[key] = max(worst.get(key, (far, text)), (far, text), key=lambda one: one[0])
     return [f"{dtype}, {size}: {text}" for (dtype, size), (_, text) in sorted(worst.items())]
 
 
-def _ratios(replay: Replay, context: Context, fetch: Fetch) -> list[tuple[float, str]]:
-    """Of each gradient: how far it is from MATH, beside its own error and MATH's, each against float64."""
+def _distances(replay: Replay, context: Context, fetch: Fetch) -> list[tuple[float, str]]:
+    """How far each gradient is from MATH's, in numbers and in words: beside its error against float64, MATH's, and
+    what rounding allows.
+    """
     reference, exact = (one.plain if one else None for one in (context.reference, context.float64))
     if replay.plain is None or reference is None or exact is None:
         return []
     from_math = _gradients(replay.plain, reference, fetch)
     own, theirs = _gradients(replay.plain, exact, fetch), _gradients(reference, exact, fetch)
-    return [_ratio(from_math[n], own[n], theirs[n]) for n in from_math if n in own and n in theirs]
+    allowed = read_ruler(reference, exact, fetch).allowed
+    return [
+        (
+            item.absolute,
+            f"the gradient of {name} differs most from MATH's, by up to {significant(item.absolute)} (against float64 "
+            f"it errs by {significant(own[name].absolute)}, MATH's by {significant(theirs[name].absolute)}; rounding "
+            f"allows {significant(allowed['gradient', name].total)}){item.sampled}",
+        )
+        for name, item in from_math.items()
+        if name in own and name in theirs and ("gradient", name) in allowed
+    ]
 
 
 def _gradients(ours: Record, theirs: Record, fetch: Fetch) -> dict[str, Difference]:
     return {item.name: item for item in differences(ours, theirs, fetch) if item.role == "gradient"}
-
-
-def _ratio(from_math: Difference, own: Difference, theirs: Difference) -> tuple[float, str]:
-    """The difference over its own error, infinite where it has none, and both in words."""
-    ratio = from_math.absolute / own.absolute if own.absolute else math.inf if from_math.absolute else 0.0
-    times = f"{significant(ratio)} times its own error" if own.absolute else "and has no error of its own"
-    text = (
-        f"the gradient of {from_math.name} differs from MATH's by up to {significant(from_math.absolute)}, {times} "
-        f"({significant(own.absolute)}; MATH's {significant(theirs.absolute)}){from_math.sampled}"
-    )
-    return ratio, text
 
 
 # A11 to A13.

@@ -106,8 +106,13 @@ def _fails_sometimes(pairs: Sequence[tuple[Replay, Context]]) -> Look:
 
 
 def _refusals(found: Finding) -> str:
-    refused = [bool(_refused(replay.plain)) for replay in found.replays if replay.plain is not None]
-    return f"{sum(refused)} of {count(len(refused), 'training', 'trainings')} failed"
+    """How many trainings failed: a case ends with the first that does, and says how many there were."""
+    records = [replay.plain for replay in found.replays if replay.plain is not None]
+    refused = sum(bool(_refused(record)) for record in records)
+    trainings = [observed_number(record, "trainings") for record in records]
+    if any(one is None for one in trainings):
+        return f"{refused} of {count(len(records), 'run', 'runs')}, of which not all say how many trainings there were"
+    return f"{refused} of {count(int(sum(one or 0 for one in trainings)), 'training', 'trainings')} failed"
 
 
 def rate(found: Finding) -> str:
@@ -139,12 +144,11 @@ EXPONENT, WITHIN = 2.0, 0.1
 
 
 def _fitted(replays: Sequence[Replay]) -> Fit | None:
-    """Of the median peak at each number of keys."""
-    by_keys: dict[int, list[Replay]] = {}
-    for replay in replays:
-        by_keys.setdefault(replay.spec.question.parameters["keys"], []).append(replay)
-    medians = [(float(keys), amounts.middle(listed, peak)) for keys, listed in by_keys.items()]
-    return fit([(keys, reached) for keys, reached in medians if reached is not None])
+    """Of the peak over the number of keys, through every run."""
+    points = [
+        (float(one.spec.question.parameters["keys"]), peak(one.plain)) for one in replays if one.plain is not None
+    ]
+    return fit([(keys, reached) for keys, reached in points if reached is not None])
 
 
 def _grows_with_the_scores(pairs: Sequence[tuple[Replay, Context]]) -> Look:
@@ -290,20 +294,25 @@ def _fits_nowhere(evidence: Evidence) -> Ruling:
     keys = 81920
     refused, uncompiled = _refusal(evidence, keys, lambda asked: asked > GPU), _uncompiled(evidence)
     asked = max(amounts.values(refused.replays, _amount_asked), default=0.0)
-    share = amounts.middle(uncompiled.replays, in_scores)
+    shares = amounts.values(uncompiled.replays, in_scores)
     told = f"of the note's 81,920 keys the scores alone are {_asked(refused)}, {significant(asked / GPU)} times 95 GB"
     alone = f"; a GPU would hold one score tensor of at most {int(GPU * keys // asked):,} keys" if asked else ""
-    fewer = f"{int(float(significant(GPU * keys / asked / share))):,}" if asked and share else "an unknown number of"
+    fewer = _keys([GPU * keys / asked / share for share in shares]) if asked and shares else "an unknown number of"
     return rule(
         speaks_for(refused, told + alone, told),
         beside(
             uncompiled,
             f"with as many score tensors as the fallback holds at its peak in a smaller case, "
-            f"{figure(uncompiled.replays, in_scores)}, it would hold those of about {fewer} keys",
+            f"{figure(uncompiled.replays, in_scores)}, it would hold those of {fewer} keys",
             f"in a smaller case the peak is {figure(uncompiled.replays, in_scores, 'score tensors')}, which is not "
             "that of all scores",
         ),
     )
+
+
+def _keys(numbers: Sequence[float]) -> str:
+    low, high = (f"{int(float(significant(one))):,}" for one in (min(numbers), max(numbers)))
+    return f"about {low}" if low == high else f"{low} to {high}"
 
 
 # B3, B4: masks.

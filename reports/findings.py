@@ -146,7 +146,8 @@ def torch_version(facts: Mapping[str, Any]) -> str:
 
 
 def ran(record: Record | None) -> bool:
-    return record is not None and record.outcome.kind != "not_run"
+    """Whether it says what its case did: what was not observed says nothing, whatever was seen before."""
+    return record is not None and record.outcome.kind not in ("not_run", "not_observed")
 
 
 @dataclass(frozen=True)
@@ -267,10 +268,15 @@ def _changed(context: Context, asked: Replay) -> Iterator[tuple[Record, Iterator
     repeats = {id(one): one for one in (context.reference, *context.reference_repeats) if one is not None}
     for repeat in repeats.values():
         for name, record in sorted(repeat.records.items()):
-            if context.reference is None or record is not context.reference.plain:
-                yield record, (
-                    _with_repeat(context, repeat, Replay({**repeat.records, name: other}))
-                    for other in (_ended_otherwise(record), *_spoiled(Replay({name: record})).records.values())
+            if record.outcome.kind != "not_run" and (
+                context.reference is None or record is not context.reference.plain
+            ):
+                yield (
+                    record,
+                    (
+                        _with_repeat(context, repeat, Replay({**repeat.records, name: other}))
+                        for other in (_ended_otherwise(record), *_spoiled(Replay({name: record})).records.values())
+                    ),
                 )
 
 

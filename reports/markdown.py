@@ -214,7 +214,7 @@ def _series(comparison: Comparison, images: Mapping[str, str]) -> list[str]:
 
 _MEDIANS = (
     "Where it was measured several times, the median of the runs with the smallest and the largest, to two digits; "
-    "exponents are fitted to medians, their errors are what these leave."
+    "exponents are fitted through every run, and their standard error is from how far the runs lie off the line."
 )
 
 
@@ -357,11 +357,11 @@ _HEAD = (
     "rounding allows an error of",
 )
 _MEASURE = (
-    "Of each of the others, the tensor that comes closest to what rounding allows. Errors are against the same "
-    "calculation in float64 from the same inputs. "
+    "Of each of the others, the tensor that comes closest to what rounding allows. Errors are against the reference "
+    "in float64 from the same inputs; a case that calculates something else, as some are meant to, errs by that. "
     "Rounding allows twice what the reference errs plus its last place; a single number, which can be right by "
-    "chance, may be off by as large a share of its value as the other tensors. Of tensors over 16 KiB a fixed "
-    "sample of 1024 elements is compared."
+    "chance, may be off by as large a share of its value as the other tensors. Of a tensor that either side "
+    "does not keep whole a fixed sample of at most 1024 elements is compared."
 )
 
 

@@ -372,7 +372,7 @@ def test_two_machines_may_differ_by_what_each_reference_errs(bench):
     first, second = ([5.0, 2.0], reference, [4096.0, 2.25]), ([5.5, 2.0], reference, [4096.0, 2.5])
     found, limit = between(bench, first, second)
     assert limit.total == (0.25 + 2.0**-11) + (0.5 + 2.0**-11)
-    assert (found.rank, limit.why) == (2, "the reference errs by as much on both machines, against float64")
+    assert (found.rank, limit.why) == (2, "the reference errs by as much in both settings, against float64")
     assert between(bench, ([6.0, 2.0], *first[1:]), second)[0].rank == 2
     assert between(bench, ([6.5, 2.0], *first[1:]), second)[0].rank == 4
 

@@ -36,7 +36,12 @@ PICTURE = {
     "experiments/quantity.py": (),
     "experiments/scenario.py": (),
     "experiments/agreement.py": ("experiments.record",),
-    "experiments/verdict.py": ("experiments.record", "experiments.scenario", "experiments.agreement"),
+    "experiments/verdict.py": (
+        "experiments.fingerprint",
+        "experiments.record",
+        "experiments.scenario",
+        "experiments.agreement",
+    ),
     "experiments/series.py": (
         "experiments.quantity",
         "experiments.record",

@@ -7,7 +7,17 @@ from experiments.quantity import counted, median_and_range, share, significant, 
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(3.85, "3.9"), (340.1, "340"), (0.01234, "0.012"), (0.0, "0"), (-2.56, "-2.6"), (99.9, "100"), (1.2e9, "1.2e+09")],
+    [
+        (3.85, "3.9"),
+        (340.1, "340"),
+        (0.01234, "0.0123"),
+        (0.0234, "0.023"),
+        (0.0, "0"),
+        (-2.56, "-2.6"),
+        (99.9, "100"),
+        (1.2e9, "1.20e+09"),
+        (106.95, "107"),
+    ],
 )
 def test_two_digits_are_shown_of_a_measured_figure(value, shown):
     assert significant(value) == shown
@@ -48,7 +58,7 @@ def test_a_figure_of_nothing_is_refused():
     [
         ([3.85], "3.9 (one run)"),
         ([3.6, 4.24, 3.85], "3.9 (3 runs, 3.6 to 4.2)"),
-        ([3.26, 3.28], "3.3 (2 runs, all 3.3)"),
+        ([3.26, 3.28], "3.3 (2 runs, 3.26 to 3.28)"),
     ],
 )
 def test_a_cell_of_a_table_says_how_often_it_was_measured(values, shown):

@@ -65,9 +65,9 @@ class Read:
         return int(re.search(r"allocate (\d+) bytes", self.data["outcome"]["message"])[1])
 
 
-def two(value: float) -> str:
-    """Two significant digits."""
-    short = f"{value:.1e}"
+def two(value: float, more: int = 0) -> str:
+    """Two significant digits, three where the first is a 1."""
+    short = f"{value:.{1 + more + f'{value:e}'.startswith('1')}e}"
     return short if value and abs(value) < 1e-4 else "0" if not value else format(Decimal(short), "f")
 
 
@@ -75,17 +75,22 @@ def measured(listed: Sequence[Read], amount: Callable[[Read], float], per: float
     """The numbers of a figure."""
     found = [amount(one) / per for one in listed]
     cases = len({one.label for one in listed})
-    low, high = two(min(found)), two(max(found))
+    low, high = span(found)
     if cases > 1:
         return {low, high, str(len(found)), str(cases)}
     return {two(statistics.median(found))} | ({str(len(found)), low, high} if len(found) > 1 else set())
 
 
+def span(found: Sequence[float]) -> tuple[str, str]:
+    """The smallest and the largest, with up to two more digits where they would look the same."""
+    told = [(two(min(found), more), two(max(found), more)) for more in range(3)]
+    return next((one for one in told if one[0] != one[1]), told[0])
+
+
 def power(listed: Sequence[Read]) -> set[str]:
-    """Exponent and standard error, by numpy, of the medians."""
-    keys = sorted({one.given["keys"] for one in listed})
-    medians = [statistics.median([one.peak() for one in listed if one.given["keys"] == at]) for at in keys]
-    x, y = numpy.log(keys), numpy.log(medians)
+    """Exponent and standard error, by numpy, of all runs."""
+    keys = [one.given["keys"] for one in listed]
+    x, y = numpy.log(keys), numpy.log([one.peak() for one in listed])
     design = numpy.stack([x, numpy.ones_like(x)], axis=1)
     solved, left, *_ = numpy.linalg.lstsq(design, y, rcond=None)
     error = math.sqrt(float(left[0]) / (len(keys) - 2) / float(((x - x.mean()) ** 2).sum()))
@@ -123,7 +128,9 @@ def rounds(*listed: Read) -> set[str]:
 
 
 def failed(listed: Sequence[Read]) -> set[str]:
-    return {str(sum(one.data["outcome"]["kind"] == "raised" for one in listed)), str(len(listed))}
+    """Trainings that failed, of all: a case ends with the first."""
+    raised = sum(one.data["outcome"]["kind"] == "raised" for one in listed)
+    return {str(raised), str(sum(one.saw("trainings") for one in listed))}
 
 
 def graphs(listed: Sequence[Read]) -> set[str]:
@@ -134,8 +141,8 @@ def fits(listed: Sequence[Read]) -> set[str]:
     """Of one score tensor, and of as many as are held in the smaller case."""
     asked, small = of(listed, "uncompiled", keys=81920)[0].asked(), _in_memory(listed)
     alone = 95e9 / (asked / 81920)
-    many = int(Decimal(f"{alone / statistics.median([one.scores() for one in small]):.1e}"))
-    return {two(asked / 95e9), f"{math.floor(alone):,}", f"{many:,}", *bytes_(asked), *measured(small, Read.scores)}
+    many = [f"{int(Decimal(two(alone / pick(one.scores() for one in small)))):,}" for pick in (max, min)]
+    return {two(asked / 95e9), f"{math.floor(alone):,}", *many, *bytes_(asked), *measured(small, Read.scores)}
 
 
 def _in_memory(listed: Sequence[Read]) -> list[Read]:
@@ -173,7 +180,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def silent(listed: Sequence[Read], fetch: Callable[[str], bytes | None]) -> set[str]:
-    """Of each dtype and size the worst gradient: its difference from MATH, over its own error."""
+    """Of each dtype and size the gradient that differs most from MATH's: by how much, its error, MATH's, and what
+    rounding allows: twice MATH's and a unit in the last place of MATH's largest.
+    """
     told = set()
     mine = [one for one in listed if one.scenario == "attention_policy_changes_silently_when_reentrant"]
     groups = {(one.dtype, one.given["size"]) for one in mine if one.role == "broken"}
@@ -187,9 +196,11 @@ def silent(listed: Sequence[Read], fetch: Callable[[str], bytes | None]) -> set[
             for run in ours:
                 gradients = [_gradient(one, name, fetch) for one in (run, math_, exact)]
                 pairs = ((0, 1), (0, 2), (1, 2))
-                rows.append([float((gradients[a] - gradients[b]).abs().max()) for a, b in pairs])
-        worst = max(rows, key=lambda row: row[0] / row[1])
-        told |= {two(worst[0]), two(worst[0] / worst[1]), two(worst[1]), two(worst[2])}
+                apart = [float((gradients[a] - gradients[b]).abs().max()) for a, b in pairs]
+                largest = float(gradients[1].abs().max())
+                place = 2.0 ** math.floor(math.log2(largest)) * torch.finfo(DTYPES[dtype]).eps
+                rows.append([*apart, 2 * (apart[2] + place)])
+        told |= {two(one) for one in max(rows)}
         elements = math.prod(next(one for one in ours[0].seen["tensors"] if one["role"] == "gradient")["shape"])
         told |= {"1024", str(elements)} if len(gradients[0]) < elements else set()
     return told

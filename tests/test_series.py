@@ -187,10 +187,10 @@ def test_the_report_shows_medians_their_range_and_how_many_runs_there_were():
         one for keys in KEYS for one in repeated(*(13 * keys**2 + more for more in (0, 2**20, 5 * 2**20)), keys=keys)
     ]
     text = render("s", runs, compare(runs, {}.get, {}, {}), [])
-    assert "| 1024 | 14 (3 runs, 13 to 18) | 4 | 3.5 (3 runs, 3.2 to 4.5) |" in text
+    assert "| 1024 | 14.0 (3 runs, 13.0 to 18.0) | 4 | 3.5 (3 runs, 3.2 to 4.5) |" in text
     assert "- `dense`, medians of 3 runs at each place: exponent 1.9" in text
     fewer = render("s", runs[1:], compare(runs[1:], {}.get, {}, {}), [])
-    assert "| 1024 | 16 (2 runs, 14 to 18) |" in fewer
+    assert "| 1024 | 16.0 (2 runs, 14.0 to 18.0) |" in fewer
     assert "medians of 2 to 3 runs" in fewer
 
 

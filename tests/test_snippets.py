@@ -519,7 +519,7 @@ def left(weight):
     return weight.square().sum()
 
 
-@scenario.broken(varies(), cause="another thread")
+@scenario.broken(varies(at_least=0.5), cause="another thread")
 def drawn_anew(weight):
     import os
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from ..record import canonical, digest, parse
 from ..scenario import Case, Scenario, expectation_to_json
 from . import errors, machine, replay
 
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 COMMON = ("torch._dynamo", "torch._dynamo.backends.common", "torch.nn.attention.flex_attention", "functorch.compile")
 """What several scenario files import. None of it runs an operator."""
 LONGEST_IMPORT = 60.0
@@ -68,8 +70,8 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _case(case: Case, inputs: tuple[str, ...]) -> dict[str, Any]:
-    code = getattr(case.run, "__code__", None)
-    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
+    # As the worker calls it, decorated or not.
+    named = [one.name for one in inspect.signature(case.run).parameters.values() if one.kind not in _COLLECTING]
     return {
         "name": case.name,
         "text": (case.run.__doc__ or "").strip(),

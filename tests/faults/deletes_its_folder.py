@@ -24,7 +24,7 @@ def squares(weight):
     return weight.square().sum()
 
 
-@scenario.control(agrees(), why="it hurts the runner, not the calculation")
+@scenario.control(agrees(bitwise=True), why="it hurts the runner, not the calculation")
 def hurts(weight):
     shutil.rmtree("..")
     return weight.square().sum()

@@ -9,7 +9,7 @@ from experiments.scenario import Scenario, hangs
 ENDS = {
     "kind": "timed_out",
     "phase": "forward",
-    "detail": "after 6 seconds",
+    "detail": "after 15 seconds",
     "signal": "SIGTERM",
 }
 
@@ -26,7 +26,7 @@ def squares(weight):
     return weight.square().sum()
 
 
-@scenario.control(hangs(), why="it hurts the runner, not the calculation", timeout=6)
+@scenario.control(hangs(), why="it hurts the runner, not the calculation", timeout=15)
 def hurts(weight):
     while True:
         time.sleep(60)

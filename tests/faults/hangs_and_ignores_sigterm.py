@@ -11,7 +11,7 @@ from experiments.scenario import Scenario, hangs
 ENDS = {
     "kind": "timed_out",
     "phase": "forward",
-    "detail": "after 6 seconds",
+    "detail": "after 15 seconds",
     "signal": "SIGKILL",
 }
 
@@ -28,7 +28,7 @@ def squares(weight):
     return weight.square().sum()
 
 
-@scenario.control(hangs(), why="it hurts the runner, not the calculation", timeout=6)
+@scenario.control(hangs(), why="it hurts the runner, not the calculation", timeout=15)
 def hurts(weight):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = os.fork()

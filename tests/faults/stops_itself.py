@@ -10,7 +10,7 @@ from experiments.scenario import Scenario, hangs
 ENDS = {
     "kind": "timed_out",
     "phase": "forward",
-    "detail": "after 6 seconds",
+    "detail": "after 15 seconds",
     "signal": "SIGKILL",
 }
 
@@ -27,7 +27,7 @@ def squares(weight):
     return weight.square().sum()
 
 
-@scenario.control(hangs(), why="it hurts the runner, not the calculation", timeout=6)
+@scenario.control(hangs(), why="it hurts the runner, not the calculation", timeout=15)
 def hurts(weight):
     os.kill(os.getpid(), signal.SIGSTOP)
     return weight.square().sum()
