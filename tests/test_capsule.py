@@ -186,8 +186,7 @@ def test_its_evidence_is_taken_in_at_home_once(home, elsewhere):
     )
     assert ended.returncode == 0, ended.stderr
     shown = (home / ended.stdout.strip()).read_text()
-    assert "`capsule`" in shown
-    assert "has exactly the evidence of `capsule`" in shown
+    assert re.search("has exactly the evidence of .*capsule", shown)
 
 
 def test_under_another_capability_it_says_how_far_it_agrees(home, bare, tmp_path):
