@@ -131,12 +131,12 @@ def judge(replay: Replay, context: Context) -> Verdict:
     if is_ruler(replay) and record.outcome.kind != "finished":
         return Verdict(CANNOT_SAY, (f"the float64 reference measures no rounding: {ending(record)}",))
     expected = [expectation_from_json(data) for data in replay.spec.mark.expectations]
-    early = _before_the_case(record, expected)
-    if early:
-        return Verdict(CANNOT_SAY, (early,))
     found = [_judge(one, replay, record, context) for one in expected] or [_finished(record)]
     words = [word for word, _ in found]
     worst = next((word for word in (NOT_AS_EXPECTED, CANNOT_SAY) if word in words), AS_EXPECTED)
+    early = _before_the_case(record, expected)
+    if early and worst == AS_EXPECTED:
+        return Verdict(CANNOT_SAY, (early,))
     return Verdict(worst, tuple(reason for _, reason in found))
 
 

@@ -193,6 +193,9 @@ def test_an_ending_is_the_expected_one_or_not(bench, expectation, ended, word):
 def test_what_ends_before_the_case_is_called_is_no_ending_of_the_case(bench, expectation, ended):
     record = replace(bench.record(asked(expectation), ended=ended), observation=None)
     assert judge(bench.replay(record), context(bench)).word == CANNOT_SAY
+    # What is expected to finish has not, so a mistake in the inputs still ends a sweep with 1.
+    other = replace(bench.record(asked(agrees(bitwise=True)), ended=ended), observation=None)
+    assert judge(bench.replay(other), context(bench)).word == NOT_AS_EXPECTED
 
 
 @pytest.mark.parametrize(
