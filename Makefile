@@ -5,7 +5,6 @@ TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := .state/installed
-OUTPUTS := outputs
 
 SCENARIO ?=
 DEVICE ?=
@@ -18,49 +17,47 @@ ENVIRONMENT ?=
 PROVE ?=
 ARGS ?=
 
-# Make's variables as Hydra overrides; an empty one says nothing.
-OVERRIDES := $(if $(SCENARIO),'scenarios=[$(SCENARIO)]') $(if $(DEVICE),device=$(DEVICE)) \
-	$(if $(SUITE),suite=$(SUITE)) $(if $(WORKERS),workers=$(WORKERS)) \
-	$(if $(filter-out 0 false no,$(DRY_RUN)),dry_run=true) $(ARGS)
-
 # For `replay`, PYTHON is the other interpreter, and not what the environment is made with.
-REPLAYING := $(filter replay,$(MAKECMDGOALS))
-GIVEN := $(if $(filter command,$(origin PYTHON)),$(PYTHON))
-SETUP := $(if $(REPLAYING),python3,$(PYTHON))
-ELSEWHERE := $(if $(ENVIRONMENT),environment=$(ENVIRONMENT)) $(if $(PROVE),prove=$(PROVE)) \
-	$(if $(GIVEN),$(if $(ENVIRONMENT),,environment=interpreter) environment.python=$(GIVEN))
+INTERPRETER := $(if $(filter command,$(origin PYTHON)),$(value PYTHON))
+SETUP := $(if $(filter replay,$(MAKECMDGOALS)),python3,$(value PYTHON))
 
-# The value of a variable as one word for the shell, dollars and quotes as they were given.
-quoted = '$(subst ','\'',$(value $(1)))'
+# A value is a text, whatever it holds: recipes find it in their environment, where neither make nor the shell looks
+# into it. Not to be read as $(NAME), and in a recipe only within double quotes. experiments/make.py does the rest.
+HANDED := SCENARIO CASE UNCHECKED DEVICE SUITE DRY_RUN WORKERS PORT ROUNDS ENVIRONMENT PROVE INTERPRETER SETUP \
+	PYTHON TORCH ARGS
+$(foreach name,$(HANDED),$(eval override $(name) := $$(value $(name))))
+export $(HANDED)
+HAND := $(BIN)/python -m experiments.make
 
 .DEFAULT_GOAL := help
 .PHONY: help run-all capsule replay report claims publish snippet catalogue ui check test test-all bench clean
 
+# Whoever has seen enough closes the pipe, which is no failure: 141 is what comes of it.
 help: ## Print this help
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@printf '\nNarrow a run: SCENARIO=%scheckpoint/*%s DEVICE=cpu SUITE=quick WORKERS=1 DRY_RUN=1\n' "'" "'"
-	@printf 'Set up with:  PYTHON=/path/to/python3.11 TORCH=2.13.0\n'
+	@( awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST) && \
+	printf '\nNarrow a run: SCENARIO=%scheckpoint/*%s DEVICE=cpu SUITE=quick WORKERS=1 DRY_RUN=1\n' "'" "'" && \
+	printf 'Set up with:  PYTHON=/path/to/python3.11 TORCH=2.13.0\n' ); \
+	status=$$?; test $$status -eq 141 || exit $$status
 
 ##@ Run
 run-all: $(STAMP) ## Run every scenario on every device here, archive, publish to MLflow, report
-	@$(BIN)/python -m experiments $(OVERRIDES)
+	@$(HAND) run-all
 
 capsule: $(STAMP) ## Write capsule.pyz: scenarios and their evidence, to run anywhere with torch
-	@$(BIN)/python -m experiments capsule=capsule.pyz $(OVERRIDES)
+	@$(HAND) capsule capsule=capsule.pyz
 
 replay: $(STAMP) ## Sweep again elsewhere and compare: ENVIRONMENT=avx2, PYTHON=/path/to/python, or PROVE=SETTING
-	@test -n '$(strip $(ELSEWHERE))' || { echo "make: say where to replay: ENVIRONMENT=$$(ls conf/environment | sed s/.yaml// | paste -sd '|'), PYTHON=/path/to/python, or PROVE=SETTING of the report (all: every one)" >&2; exit 1; }
-	@$(BIN)/python -m experiments $(ELSEWHERE) $(OVERRIDES)
+	@$(HAND) replay
 
 catalogue: $(STAMP) ## List scenarios and cases
-	@$(BIN)/python -m experiments.catalogue $(if $(SCENARIO),'$(SCENARIO)')
+	@$(HAND) catalogue
 
 snippet: $(STAMP) ## Print one case to paste, run beside it first: SCENARIO=... CASE=... UNCHECKED=1
-	@$(BIN)/python -m experiments.snippet $(call quoted,SCENARIO) $(call quoted,CASE) $(if $(UNCHECKED),--unchecked)
+	@$(HAND) snippet
 
 ##@ Look
 ui: $(STAMP) ## Browse the MLflow runs on this machine: PORT=5000
-	@$(BIN)/python -m store.ui --port $(PORT)
+	@$(BIN)/python -m store.ui --port="$$PORT"
 
 report: $(STAMP) ## Write the report on the latest sweep again
 	@$(BIN)/python -m reports write
@@ -78,27 +75,24 @@ check: $(STAMP) ## Lint and type check
 	$(BIN)/mypy
 
 test: check ## Lint, type check, and the tests with a fixed sample of the slow ones
-	$(BIN)/python -m pytest tests -n auto --dist loadfile -m 'not slow' $(ARGS)
+	$(HAND) test tests -n auto --dist loadfile -m 'not slow'
 
 test-all: check ## Lint, type check, and every test
-	$(BIN)/python -m pytest tests -n auto --dist loadfile $(ARGS)
+	TWOFOLD_ALL=1 $(HAND) test tests -n auto --dist loadfile
 
 bench: $(STAMP) ## Time a recorded sweep against bare interpreters: ROUNDS=3
-	@$(BIN)/python -m experiments.bench --rounds $(ROUNDS)
+	@$(BIN)/python -m experiments.bench --rounds="$$ROUNDS"
 
 clean: ## Remove the environment and caches; outputs/ stays
 	rm -rf $(VENV) .state *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
-# Only what the project needs is installed, not the project: it runs from the checkout, and an import hook of its own
-# would be among the frames that an error lists. The environment is made once, and again when what it is made from changes.
+# The environment is made once, and again when what it is made from changes or it is gone: beside the old one, which it
+# replaces when it is whole.
+ifeq ($(wildcard $(BIN)/python),)
+.PHONY: $(STAMP)
+endif
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(SETUP) > /dev/null || { echo "make: no $(SETUP) here; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(SETUP) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(SETUP) --version) is too old, the lab needs 3.11 or newer; give one with PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@mkdir -p .state
-	@echo "setting up $(VENV) (once; a few minutes, about 2 GB)" >&2
-	@$(SETUP) -m venv --clear $(VENV)
-	@sed -e '' $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/') constraints.txt > .state/constraints.txt
-	@$(SETUP) -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*project['dependencies'], *project['optional-dependencies']['dev'], sep='\\n')" > .state/requirements.txt
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt pip setuptools wheel
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint .state/constraints.txt --requirement .state/requirements.txt
+	@command -v "$$SETUP" > /dev/null || { printf 'make: no %s here; give one with PYTHON=/path/to/python3.11\n' "$$SETUP" >&2; exit 1; }
+	@"$$SETUP" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { printf 'make: %s is too old, the lab needs 3.11 or newer; give one with PYTHON=/path/to/python3.11\n' "$$("$$SETUP" --version)" >&2; exit 1; }
+	@"$$SETUP" -P experiments/install.py
 	@touch $@

@@ -10,11 +10,16 @@ This is the one place that knows experiments, store and reports.
 
 from __future__ import annotations
 
+from experiments import streams
+
+if __name__ == "__main__":
+    streams.begin("interrupted: nothing was begun yet")
+
 import contextlib
 import os
+import shlex
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +29,8 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import capsule, catalogue, launch
+from experiments import capsule, catalogue, folders, launch
+from experiments.addresses import masked
 from experiments.agreement import RANKS, Agreement, audit
 from experiments.catalogue import Catalogue, CatalogueError
 from experiments.causes import REPEATS
@@ -38,10 +44,12 @@ from experiments.publishing import Publishing
 from experiments.record import Record, RecordError, Replay, Spec, digest, replays
 from experiments.series import measured, points, unmeasured
 from experiments.verdict import CANNOT_SAY, NOT_AS_EXPECTED, Verdict, contexts, judge
+from experiments.visible import visible
 from reports import files
 from reports.across import Across
 from store.archive import Archive, ArchiveError, Sweep
-from store.publisher import visible
+from store.database import ARCHIVE
+from store.viewfile import ARTIFACTS, TRACKING, impossible
 
 CONF = catalogue.ROOT / "conf"
 ORDER = ("as expected", "not as expected", "cannot say")
@@ -57,9 +65,10 @@ def main() -> None:
         say(f"experiments: {refused}")
         sys.exit(2)
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
+        with local.terminating():
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
     except KeyboardInterrupt:
-        say("interrupted before anything was run")
+        say("interrupted: what is archived stays, and the same command goes on from there")
         sys.exit(130)
     sys.exit(max(_statuses, default=0))
 
@@ -79,7 +88,7 @@ def _job(cfg: DictConfig) -> None:
         OmegaConfBaseException,
         OSError,
     ) as error:
-        say(f"experiments: {error}")
+        say(f"experiments: {masked(str(error))}")
         _statuses.append(2)
     if _statuses[-1] == 130:
         sys.exit(130)
@@ -124,8 +133,8 @@ def _listed(cfg: Config, forks: Forks) -> Catalogue:
     environment = cfg.environment
     if cfg.dry_run or cfg.isolation.kind is Isolation.fresh or not hasattr(os, "fork"):
         return catalogue.read(environment.python, environment.variables)
-    with tempfile.TemporaryDirectory(prefix="twofold-") as folder:
-        told = forks.describe(environment.python, environment.variables, cfg.hash_seed, Path(folder) / "listed")
+    with folders.temporary("twofold-") as folder:
+        told = forks.describe(environment.python, environment.variables, cfg.hash_seed, folder / "listed")
     return catalogue.made(told)
 
 
@@ -159,7 +168,9 @@ def _carried(
     """Write a capsule of the plan and its evidence, which a sweep makes first if it is not archived yet."""
     if made.broken:
         raise ConfigError("a capsule is not made of broken scenarios: mend them, or leave them out")
-    specs = tuple(capsule.carried(spec) for spec in plan(everywhere(cfg), listed).specs)
+    # What is repeated here is run once there.
+    carried = [capsule.carried(spec) for spec in plan(everywhere(cfg), listed).specs]
+    specs = tuple({spec.digest(): spec for spec in carried}.values())
     evidence = _evidence(archive, made, listed)
     if evidence is None:
         say("no evidence of this machine yet: sweeping first")
@@ -175,15 +186,18 @@ def _carried(
     size = capsule.write(Path(path), catalogue.ROOT, content)
     cases = len({spec.question.case_digest() for spec in specs})
     print(f"{path}: {size} bytes, {cases} cases, {len(evidence)} records of this machine")
-    say(f"anywhere with torch 2.6 or newer: python {Path(path).name}")
+    say(f"anywhere with torch 2.6 or newer: python {shlex.quote(Path(path).name)}")
     return 0
 
 
 def _evidence(archive: Archive, made: Plan, listed: Catalogue) -> list[Record] | None:
-    """The latest record of this machine for each process of the plan's first replays. None if one is missing."""
+    """The latest record of this machine for each process of the plan's first replays. None if one is missing.
+
+    Taken is what sweeps have that were run here, in the order in which it came in: what was added says of its machine
+    and its time what its writer chose.
+    """
     latest = {
-        (cell.question_digest, cell.replay_digest): cell.digest
-        for cell in archive.cells(machine=listed.machine_identity)
+        (cell.question_digest, cell.replay_digest): cell.digest for cell in archive.cells(home=listed.machine_identity)
     }
     places = [
         (spec.question.digest(), spec.replay_digest())
@@ -223,20 +237,25 @@ class _Place:
 
     sweep: Sweep
     folder: Path
+    """It is there until the sweep is finished and reported on: so that is known of one whose driver was killed."""
+    lock: Path
     held: IO[bytes]
 
     def close(self) -> None:
-        self.held.close()
+        """Let it go, and leave no lock."""
+        lock.let_go(self.held, self.lock)
 
 
 def _begin(archive: Archive, made: Plan, machine: str, folder: Path) -> _Place:
-    """The sweep to run: a new one, or one that was not finished and that no living driver is at."""
+    """The sweep to run: a new one, or one that was not finished or reported on and that no living driver is at."""
     busy: set[str] = set()
+    unreported = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
     while True:
-        sweep = archive.begin_sweep(made.specs, machine, busy)
-        held = lock.hold(folder / f"{sweep.id}.lock")
+        sweep = archive.begin_sweep(made.specs, machine, busy, unreported)
+        path = folder / f"{sweep.id}.lock"
+        held = lock.hold(path)
         if held is not None:
-            return _Place(sweep, folder / sweep.id, held)
+            return _Place(sweep, folder / sweep.id, path, held)
         busy.add(sweep.id)
 
 
@@ -256,10 +275,12 @@ def _sweep(
     def whole(scenario: str) -> Counter[str]:
         return Counter(one.word for _, one in _judged(archive, place, scenario, publishing)) if judging else Counter()
 
-    with contextlib.closing(place), local.terminating():
+    with contextlib.closing(place):
         done = place.sweep.done | _recovered(archive, place)
         if place.sweep.resumed:
-            say(f"resuming sweep {place.sweep.id}: {len(done)} of {len(made.specs)} processes are archived already")
+            left = "; what is left is its report" if judging and len(done) == len(made.specs) else ""
+            counted = f"{len(done)} of {len(made.specs)} processes are archived already"
+            say(f"resuming sweep {place.sweep.id}: {counted}{left}")
         if cfg.tracking.enabled:
             publishing.sweep(place.sweep.id, archive=cfg.archive.url, blobs=cfg.archive.blobs)
         try:
@@ -272,26 +293,46 @@ def _sweep(
         if judging:
             with console.status("publishing to MLflow"):
                 say(publishing.finish() or "MLflow: not asked for")
-        shutil.rmtree(place.folder, ignore_errors=True)
+        _clear(archive, place.folder)
     return status
+
+
+def _clear(archive: Archive, folder: Path) -> None:
+    """Remove a folder of records, once no damage to a log of the archive's database could take them back."""
+    if archive.settle():
+        if not folders.remove(folder):
+            say(f"{folder} cannot be removed wholly: what is left in it belongs to somebody else")
+    else:
+        say(f"another process is reading the archive, so {folder} stays: the same command removes it")
 
 
 def _recovered(archive: Archive, place: _Place) -> set[str]:
     """Take in what a driver that was killed had composed and not archived, and clear its folder."""
     taken: set[str] = set()
-    for path in sorted(place.folder.glob("*/record.json")):
+    for folder in launch.composed(place.folder):
         try:
-            archive.add(path.parent, place.sweep.id)
-            taken.add(Record.from_text(path.read_text(encoding="utf-8")).spec.digest())
-        except (ArchiveError, RecordError) as error:
+            archive.add(folder, place.sweep.id)
+            taken.add(Record.from_text((folder / "record.json").read_text(encoding="utf-8")).spec.digest())
+        except (ArchiveError, RecordError, OSError) as error:
             # The machine may have stopped before all of it was on disk. The case is run again.
-            aside = place.folder.parent / "unreadable" / path.parent.name
-            shutil.rmtree(aside, ignore_errors=True)
-            shutil.move(path.parent, aside)
-            say(f"what an earlier run left cannot be taken in, and is kept in {aside}: {error}")
-    shutil.rmtree(place.folder, ignore_errors=True)
-    place.folder.mkdir(parents=True)
+            say(f"what an earlier run left cannot be taken in{_kept_aside(folder, place)}: {error}")
+    kept = set() if archive.settle() else set(launch.composed(place.folder))
+    for path in sorted(place.folder.glob("*")):
+        if path not in kept and not folders.remove(path):
+            say(f"{path} cannot be removed wholly: what is left in it belongs to somebody else")
+    place.folder.mkdir(parents=True, exist_ok=True)
     return taken
+
+
+def _kept_aside(folder: Path, place: _Place) -> str:
+    """Where it is kept, as part of a sentence; empty if it cannot be kept."""
+    aside = folders.free(place.folder.parent / "unreadable" / folder.name)
+    try:
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(folder, aside)
+    except OSError:
+        return ""
+    return f", and is kept in {aside}"
 
 
 def _run(
@@ -320,24 +361,40 @@ def _run(
             watch=bar.running,
             forks=forks,
         )
+        archived: list[Path] = []
         with contextlib.closing(ended):
             for record, folder in ended:
-                _keep(archive, place, folder)
+                archived.append(_keep(archive, place, record, folder))
                 bar.ended()
                 scenario = record.spec.question.scenario
                 waiting[scenario] -= 1
                 if not waiting[scenario]:
                     bar.judged(scenario, whole(scenario))
+                    if archive.settle():
+                        for path in archived:
+                            folders.remove(path)
+                        archived.clear()
 
 
-def _keep(archive: Archive, place: _Place, folder: Path) -> None:
-    """Archive a record. If that fails the sweep stops, with the evidence still in its folder."""
+def _keep(archive: Archive, place: _Place, record: Record, folder: Path) -> Path:
+    """Archive a record and give its folder, which stays until `Archive.settle`. One that is refused for what it says is
+    replaced by one that says so. If it fails otherwise the sweep stops, with the evidence still in its folder.
+    """
     try:
-        archive.add(folder, place.sweep.id)
+        try:
+            archive.add(folder, place.sweep.id)
+        except ArchiveError as error:
+            if error.__cause__ is not None:  # of the database or the disk
+                raise
+            why = str(error).replace(f"{folder}: ", "")
+            folder = folders.free(folder)
+            launch.lost(record.spec, folder, f"its record cannot be kept: {why}")
+            archive.add(folder, place.sweep.id)
     except ArchiveError as error:
-        rescue = f"`python -m store add {folder}` takes it in later, and so does the same command run again"
+        later = f"`python -m store add {shlex.quote(str(folder))}` takes it in later"
+        rescue = f"{later}, and so does the same command run again"
         raise ArchiveError(f"{error}; the evidence stays in {folder}: {rescue}") from None
-    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def _judged(archive: Archive, place: _Place, scenario: str, publishing: Publishing) -> list[tuple[Replay, Verdict]]:
@@ -354,8 +411,8 @@ def _roots(made: Plan) -> Iterator[dict[str, Path]]:
     if not any(spec.setting.sources == "copied" for spec in made.specs):
         yield {"original": catalogue.ROOT}
         return
-    with tempfile.TemporaryDirectory(prefix="twofold-copy-") as folder:
-        yield {"original": catalogue.ROOT, "copied": launch.copy_sources(catalogue.ROOT, Path(folder)).root}
+    with folders.temporary("twofold-copy-") as folder:
+        yield {"original": catalogue.ROOT, "copied": launch.copy_sources(catalogue.ROOT, folder).root}
 
 
 def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
@@ -372,8 +429,22 @@ def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
     if made_report is not None:
         _beside(made_report.across)
         print(f"report: {Path(cfg.outputs) / 'reports' / f'{sweep}.md'}")
-    print("browse: make ui")
+    print(f"browse: {_browse(cfg)}")
     return 1 if counts[NOT_AS_EXPECTED] or astray or differing else 0
+
+
+def _browse(cfg: Config) -> str:
+    """How to look at what this sweep was archived and published to."""
+    tracking, archive = cfg.tracking, cfg.archive
+    if not tracking.enabled or impossible(tracking.uri):
+        where = [] if archive.url == ARCHIVE else ["--archive", masked(archive.url), "--blobs", archive.blobs]
+        return shlex.join(["python", "-m", "store", "list", *where])
+    if tracking.uri.startswith("http"):
+        return masked(tracking.uri)
+    if (tracking.uri, tracking.artifacts or ARTIFACTS) == (TRACKING, ARTIFACTS):
+        return "make ui"
+    where = ["--tracking", masked(tracking.uri), "--artifacts", tracking.artifacts or ARTIFACTS]
+    return shlex.join(["python", "-m", "store.ui", *where])
 
 
 def _explain(word: str, verdicts: Sequence[tuple[Replay, Verdict]]) -> None:
@@ -416,7 +487,7 @@ def _series(made: Sequence[Replay]) -> int:
         print(f"series {visible(series.name)}: cannot say: no case of it has measured {visible(series.measure)!r}")
     for one, curve in judged:
         name = visible(f"{one.series.name}: {curve.label} on {curve.device}, {curve.runs}")
-        print(f"series {name}: {curve.word}: {curve.reason}")
+        print(visible(f"series {name}: {curve.word}: {curve.reason}"))
     return sum(curve.word == NOT_AS_EXPECTED for _, curve in judged)
 
 
@@ -428,9 +499,9 @@ def _audited(found: Sequence[tuple[Replay, Agreement]]) -> int:
         print(f"audit: {len(found) - len(differing)} of {len(found)} forked replays are identical to a fresh one")
     for replay, agreement in differing:
         question = replay.spec.question
-        print(f"  {agreement.word}: {question.scenario} {question.label()}: {visible(agreement.first)}")
+        print(visible(f"  {agreement.word}: {question.scenario} {question.label()}: {agreement.first}"))
     return len(differing)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(streams.status("experiments", main))

@@ -8,11 +8,13 @@ Only the standard library is imported here, and nothing newer than Python 3.9.
 
 from __future__ import annotations
 
+import bisect
 import math
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 from .record import SAMPLES, Observation, Operator, Outcome, Record, Replay, Tensor, canonical, sample_positions
@@ -147,6 +149,8 @@ class Difference:
     beyond: float = 0.0
     """Largest absolute difference of an element beyond `PLACES` units in the last place of that element itself: one
     large element excuses no small one. Infinite where only one is NaN."""
+    blur: float = 0.0
+    """What `distance` may be off by because the sketches are sums: beside very large elements they lose small ones."""
 
     @property
     def sampled(self) -> str:
@@ -166,7 +170,7 @@ class Difference:
         """
         if self.distance is None or not self.elements:
             return self.absolute
-        spread = self.distance * (1 - SKETCH_ERRORS * SKETCH_ERROR) / math.sqrt(self.elements)
+        spread = (self.distance * (1 - SKETCH_ERRORS * SKETCH_ERROR) - self.blur) / math.sqrt(self.elements)
         return max(self.absolute, spread)
 
     @property
@@ -178,7 +182,7 @@ class Difference:
             return self.absolute
         if self.distance is None or math.isnan(self.distance):
             return math.inf
-        return max(self.absolute, self.distance * (1 + SKETCH_ERRORS * SKETCH_ERROR))
+        return max(self.absolute, self.distance * (1 + SKETCH_ERRORS * SKETCH_ERROR) + self.blur)
 
     @property
     def seen(self) -> str:
@@ -188,7 +192,8 @@ class Difference:
                 f"at least {self.at_least:.3g} somewhere among its {self.elements} elements (from sketches, to "
                 f"{SKETCH_ERROR:.0%}; {self.absolute:.3g}{self.sampled})"
             )
-        return f"{self.absolute:.3g}{self.sampled}"
+        endless = " (one is NaN or infinite there, the other is not or otherwise)" if math.isinf(self.absolute) else ""
+        return f"{self.absolute:.3g}{endless}{self.sampled}"
 
 
 def differences(ours: Record, theirs: Record, fetch: Fetch) -> list[Difference]:
@@ -231,12 +236,11 @@ _known_rulers: dict[tuple[Tensor, Tensor, str], str] = {}
 
 
 def _remembered(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
-    pair = (ours, theirs)
-    if pair in _known:
-        return _known[pair]
+    if (ours, theirs) in _known:
+        return _known[ours, theirs]
     made = _compare(ours, theirs, first, second, fetch)
     if made.compared == made.elements:  # else it hangs on whether the sketches are at hand
-        _known[pair] = made
+        _known[ours, theirs] = made
         if len(_known) > MOST_KNOWN:
             del _known[next(iter(_known))]
     return made
@@ -272,7 +276,7 @@ def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: F
     dtype, other = ours.dtype or "", theirs.dtype or ""
     left, right = values(first, dtype), values(second, other)
     gaps = [_gap(a, b) for a, b in zip(left, right)]
-    scale = max((abs(value) for value in right if _is_finite(value)), default=0.0)
+    scale = max((_size(value) for value in right if _is_finite(value)), default=0.0)
     absolute = max(gaps, default=0.0)
     return Difference(
         role=ours.role,
@@ -285,7 +289,8 @@ def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: F
         relative=absolute / scale if scale else (0.0 if absolute == 0 else math.inf),
         ulp=_ulps(first, second, gaps, right, dtype, same=dtype == other),
         distance=_distance(ours, theirs, fetch),
-        beyond=max((gap - PLACES * ulp(abs(b), dtype) for gap, b in zip(gaps, right)), default=0.0)
+        blur=_blur(ours) + _blur(theirs),
+        beyond=max((gap - PLACES * ulp(_size(b), dtype) for gap, b in zip(gaps, right)), default=0.0)
         if is_rounded(dtype)
         else absolute,
     )
@@ -297,7 +302,15 @@ def _gap(first: Number, second: Number) -> float:
         return 0.0 if _is_nan(first) and _is_nan(second) else math.inf
     if first == second:
         return 0.0
-    return abs(first - second) if _is_finite(first) and _is_finite(second) else math.inf
+    return _size(first - second) if _is_finite(first) and _is_finite(second) else math.inf
+
+
+def _size(value: Number) -> float:
+    """Absolute value. Infinite where that of a complex number is larger than any float."""
+    try:
+        return abs(value)
+    except OverflowError:
+        return math.inf
 
 
 def _equal_bits(first: bytes, second: bytes, count: int) -> int:
@@ -311,7 +324,7 @@ def _ulps(first: bytes, second: bytes, gaps: list[float], right: list[Number], d
     if same and dtype not in _COMPLEX:
         steps = zip(_ordered(first, dtype), _ordered(second, dtype), gaps)
         return float(max((abs(a - b) for a, b, gap in steps if gap), default=0))
-    return max((gap / ulp(abs(value), dtype) for gap, value in zip(gaps, right)), default=0.0)
+    return max((gap / ulp(_size(value), dtype) for gap, value in zip(gaps, right)), default=0.0)
 
 
 def _distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
@@ -320,7 +333,19 @@ def _distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
     if first is None or second is None or len(first) != len(second) or len(first) % 8:
         return None
     pairs = zip(_reals(first, "float64"), _reals(second, "float64"))
-    return math.sqrt(sum((a - b) ** 2 for a, b in pairs))
+    try:
+        return math.sqrt(sum((a - b) ** 2 for a, b in pairs))
+    except OverflowError:  # a sketch may hold what no tensor gives
+        return math.inf
+
+
+def _blur(tensor: Tensor) -> float:
+    """What the sums of a sketch may be rounded by, together: each of them adds its share of the elements in float64."""
+    if not tensor.sketch:
+        return 0.0
+    if tensor.largest is None or not math.isfinite(tensor.largest):
+        return math.inf
+    return tensor.largest * math.prod(tensor.shape or ()) * 2.0**-53
 
 
 # Rounding that the scenario itself shows.
@@ -391,7 +416,7 @@ def _largest_finite(tensor: Tensor, fetch: Fetch) -> float:
         return tensor.largest or 0.0
     content = _content(tensor, fetch, whole=tensor.whole)
     numbers = [] if content is None else values(content, tensor.dtype or "")
-    return max((abs(one) for one in numbers if _is_finite(one)), default=0.0)
+    return max((_size(one) for one in numbers if _is_finite(one)), default=0.0)
 
 
 def allowances(reference: Record, float64: Record, fetch: Fetch) -> dict[tuple[str, str], Allowance]:
@@ -453,7 +478,7 @@ def _numbers(tensor: Tensor, pair: Sequence[Tensor], fetch: Fetch) -> list[Numbe
 def _norms(ours: Sequence[Number], exact: Sequence[Number]) -> tuple[float, float]:
     """Euclidean norms of the difference and of the second, over the elements that are finite."""
     pairs = [(a, b) for a, b in zip(ours, exact) if _is_finite(a) and _is_finite(b)]
-    return _norm([abs(a - b) for a, b in pairs]), _norm([abs(b) for _, b in pairs])
+    return _norm([_size(a - b) for a, b in pairs]), _norm([_size(b) for _, b in pairs])
 
 
 def _norm(sizes: Sequence[float]) -> float:
@@ -579,15 +604,93 @@ class Step:
 
 
 def align(left: Sequence[Operator], right: Sequence[Operator]) -> list[Step]:
-    """Two operator lists side by side, so that one inserted or removed does not shift the rest."""
-    matcher = SequenceMatcher(a=[_name(o) for o in left], b=[_name(o) for o in right], autojunk=False)
-    return [step for block in matcher.get_opcodes() for step in _steps(left, right, block)]
+    """Two operator lists side by side, so that one inserted or removed does not shift the rest.
+
+    Takes time in proportion to the lists, whatever is in them: beyond `MOST_PAIRS` the n-th of a name is taken for the
+    n-th on the other side, and only what lies between two such places is looked at closely.
+    """
+    ours, theirs = [_name(o) for o in left], [_name(o) for o in right]
+    return [step for block in _blocks(ours, theirs) for step in _steps(left, right, block)]
 
 
-def _steps(
-    left: Sequence[Operator], right: Sequence[Operator], block: tuple[str, int, int, int, int]
-) -> Iterator[Step]:
-    _, a, b, c, d = block
+MOST_PAIRS = 4000
+"""Pairs of equal names up to which two lists are compared by difflib, which takes the cube of their lengths at worst.
+The lists of the experiments have up to 1,500."""
+
+MOST_PAIRS_BETWEEN = 100
+"""The same of a gap between two places that belong together, of which there may be thousands."""
+
+_Name = Tuple[int, str]
+_Block = Tuple[int, int, int, int]
+"""Beginning and end of what stands side by side, in the left list and in the right one."""
+
+
+def _blocks(ours: Sequence[_Name], theirs: Sequence[_Name]) -> Iterator[_Block]:
+    if ours == theirs:
+        yield 0, len(ours), 0, len(theirs)
+    elif _equal_pairs(ours, theirs) <= MOST_PAIRS:
+        yield from _blocks_of_difflib(ours, theirs)
+    else:
+        start = next(place for place in count() if ours[place : place + 1] != theirs[place : place + 1])
+        yield 0, start, 0, start
+        a = c = start
+        found = ((start + b, start + d) for b, d in _anchors(ours[start:], theirs[start:]))
+        for b, d in [*found, (len(ours), len(theirs))]:
+            yield from _between(ours, theirs, (a, b, c, d))
+            yield b, min(b + 1, len(ours)), d, min(d + 1, len(theirs))
+            a, c = b + 1, d + 1
+
+
+def _between(ours: Sequence[_Name], theirs: Sequence[_Name], gap: _Block) -> Iterator[_Block]:
+    """What lies between two places that belong together: looked at closely if it is small."""
+    a, b, c, d = gap
+    inside = ours[a:b], theirs[c:d]
+    if all(inside) and 0 < _equal_pairs(*inside) <= MOST_PAIRS_BETWEEN:
+        yield from ((a + i, a + j, c + k, c + m) for i, j, k, m in _blocks_of_difflib(*inside))
+    else:
+        yield gap
+
+
+def _blocks_of_difflib(ours: Sequence[_Name], theirs: Sequence[_Name]) -> Iterator[_Block]:
+    for _, a, b, c, d in SequenceMatcher(a=ours, b=theirs, autojunk=False).get_opcodes():
+        yield a, b, c, d
+
+
+def _equal_pairs(ours: Sequence[_Name], theirs: Sequence[_Name]) -> int:
+    counts = Counter(theirs)
+    return sum(number * counts[name] for name, number in Counter(ours).items())
+
+
+def _anchors(ours: Sequence[_Name], theirs: Sequence[_Name]) -> list[tuple[int, int]]:
+    """Places that belong together: the longest series of the n-th of a name on both sides that keeps their order."""
+    known = {one: place for place, one in enumerate(_numbered(theirs))}
+    pairs = [(place, known[one]) for place, one in enumerate(_numbered(ours)) if one in known]
+    ends: list[int] = []  # smallest last place of a series of each length
+    at: list[int] = []  # index of the pair that it is of
+    before: list[int] = []
+    for index, (_, place) in enumerate(pairs):
+        length = bisect.bisect_left(ends, place)
+        before.append(at[length - 1] if length else -1)
+        ends[length : length + 1] = [place]
+        at[length : length + 1] = [index]
+    found = []
+    index = at[-1] if at else -1
+    while index >= 0:
+        found.append(pairs[index])
+        index = before[index]
+    return found[::-1]
+
+
+def _numbered(names: Sequence[_Name]) -> Iterator[tuple[_Name, int]]:
+    """Each name with how many equal ones came before."""
+    seen: Counter[_Name] = Counter()
+    for name in names:
+        yield name, seen[name]
+        seen[name] += 1
+
+
+def _steps(left: Sequence[Operator], right: Sequence[Operator], block: _Block) -> Iterator[Step]:
+    a, b, c, d = block
     for index in range(max(b - a, d - c)):
         yield Step(
             left[a + index] if a + index < b else None,

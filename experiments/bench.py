@@ -27,7 +27,7 @@ from typing import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from . import catalogue
+from . import catalogue, streams
 from .quantity import significant, with_range
 from .record import Spec
 from .snippet_text import Wanted, snippet
@@ -73,7 +73,7 @@ def bare(wanted: Sequence[Spec], folder: Path, workers: int) -> None:
         path = catalogue.ROOT / "experiments" / "scenarios" / f"{question.scenario}.py"
         # Without its reference: it is in the list itself, if it is needed.
         one = Wanted(question.case, question.parameters, question.seed, question.dtype)
-        text = snippet(path.read_text(encoding="utf-8"), one).text
+        text = snippet(path.read_text(encoding="utf-8-sig"), one).text
         (folder / f"{index:02}.py").write_text(text, encoding="utf-8")
     waiting, running = sorted(folder.glob("*.py")), list[subprocess.Popen[bytes]]()
     while waiting or running:
@@ -165,4 +165,4 @@ def _medians(timings: Sequence[Timing], way: str) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(streams.status("bench", main))

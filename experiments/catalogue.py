@@ -13,13 +13,13 @@ import fnmatch
 import importlib.metadata
 import json
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from . import launch
+from . import folders, launch, streams
 from .record import RecordError, canonical, case_label, digest, machine_identity, parse
+from .visible import visible
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "outputs" / "catalogue"
@@ -69,14 +69,14 @@ class Catalogue:
         return machine_identity(self.machine)
 
     def select(self, patterns: Sequence[str]) -> list[Entry]:
-        """Entries whose names match any of the patterns.
+        """Entries whose names match any of the patterns. Brackets are meant as they stand.
 
         Raises CatalogueError for a pattern that matches none, with the nearest name.
         """
         names = [entry.name for entry in self.entries]
         chosen: set[str] = set()
         for pattern in patterns:
-            found = fnmatch.filter(names, pattern)
+            found = [name for name in names if fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))]
             if not found:
                 raise CatalogueError(_unknown("scenario", pattern, names))
             chosen.update(found)
@@ -92,8 +92,8 @@ def _unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 def read(python: str = "", variables: Mapping[str, str] | None = None, root: Path = ROOT) -> Catalogue:
     """Ask the interpreter. Raises LaunchError if it does not answer."""
-    with tempfile.TemporaryDirectory(prefix="twofold-") as folder:
-        return made(launch.describe(root, python, Path(folder) / "catalogue.json", variables or {}))
+    with folders.temporary("twofold-") as folder:
+        return made(launch.describe(root, python, folder / "catalogue.json", variables or {}))
 
 
 def cached(root: Path = ROOT, cache: Path = CACHE) -> Catalogue:
@@ -141,9 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"catalogue: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps([_as_json(entry) for entry in chosen], indent=2, ensure_ascii=False))
+        print(json.dumps([_as_json(entry) for entry in chosen], indent=2))
     else:
-        print("\n\n".join(_shown(entry) for entry in chosen))
+        print(visible("\n\n".join(_shown(entry) for entry in chosen), lines=True))
     return 0
 
 
@@ -172,4 +172,4 @@ def labels(case: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(streams.status("catalogue", main))

@@ -82,7 +82,7 @@ class ComputerSetting:
     name: str
     """As it is shown: unique among those that are compared."""
     origin: str
-    """``here``, ``archive``, or the name of the bundle it comes from."""
+    """``here``, ``archive``, ``archive: `` and the file from which it was added, or the bundle it comes from."""
     factors: Mapping[str, Mapping[str, str]]
     """Facts by factor."""
     replays: tuple[Replay, ...]
@@ -98,10 +98,11 @@ class ComputerSetting:
 
     @cached_property
     def by_case(self) -> dict[str, Replay]:
-        """The latest first replay of each case that ran, by the digest of what was asked; one that could not run
-        stands only where none did.
+        """The last first replay of each case that ran, by the digest of what was asked; one that could not run
+        stands only where none did. The last is that of the replays as they are given: a time in a record is whatever
+        its writer chose.
         """
-        ordered = sorted(self.replays, key=lambda one: (_ran(one), -one.spec.setting.repeat, _started(one)))
+        ordered = sorted(self.replays, key=lambda one: (_ran(one), -one.spec.setting.repeat))
         return {replay.spec.question.case_digest(): replay for replay in ordered}
 
     @cached_property
@@ -133,10 +134,6 @@ def _says_something(replay: Replay) -> bool:
     if plain is None or question.dtype != question.input_dtype:
         return False
     return _ran(replay) and plain.evidence() != {"varies": True}
-
-
-def _started(replay: Replay) -> str:
-    return min((record.ending.started_at for record in replay.records.values()), default="")
 
 
 # Facts and factors.
@@ -377,6 +374,8 @@ def splits(listed: Sequence[ComputerSetting]) -> list[Split]:
     cases = sorted(seen[listed[0].name]) if listed else []
     open_ = [case for case in cases if len({found[case] for found in seen.values() if case in found}) > 1]
     names = sorted({name for one in listed for name in one.factors})
+    numbers = _numbers(listed, open_)
+    unlike = {one.name: set(differing(listed[0], one)) for one in listed}
     made = []
     for name in names:
         # As in `differing`: what a setting cannot tell says nothing.
@@ -385,7 +384,7 @@ def splits(listed: Sequence[ComputerSetting]) -> list[Split]:
         if len(set(values.values())) < 2:
             continue
         decides = sum(_decided(case, seen, values) for case in open_)
-        along, pairs = _along(name, listed, open_)
+        along, pairs = _along(name, unlike, numbers)
         if decides or along:
             made.append(Split(name, decides, len(open_), len(set(values.values())), along, pairs))
     return sorted(made, key=lambda one: (-one.decides, -one.along, one.values, one.factor == HOST, one.factor))
@@ -403,15 +402,20 @@ def _values(factor: str, listed: Sequence[ComputerSetting]) -> dict[str, str]:
     }
 
 
-def _along(name: str, listed: Sequence[ComputerSetting], cases: Sequence[str]) -> tuple[int, int]:
-    """How many differences from the first setting the factor goes along with, and how many there are."""
-    first = listed[0]
-    numbers = {
-        other.name: sum(case in other.evidence and other.evidence[case] != first.evidence[case] for case in cases)
+def _numbers(listed: Sequence[ComputerSetting], cases: Sequence[str]) -> dict[str, int]:
+    """In how many of the cases each setting differs from the first, by its name."""
+    first = listed[0].evidence if listed else {}
+    return {
+        other.name: sum(case in other.evidence and other.evidence[case] != first[case] for case in cases)
         for other in listed[1:]
     }
-    along = sum(numbers[other.name] for other in listed[1:] if name in differing(first, other))
-    return along, sum(numbers.values())
+
+
+def _along(name: str, unlike: Mapping[str, set[str]], numbers: Mapping[str, int]) -> tuple[int, int]:
+    """How many differences from the first setting the factor goes along with, and how many there are. `unlike` are the
+    factors in which each setting differs from it.
+    """
+    return sum(number for other, number in numbers.items() if name in unlike[other]), sum(numbers.values())
 
 
 def _decided(case: str, seen: Mapping[str, Mapping[str, str]], values: Mapping[str, str]) -> bool:

@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import AbstractSet as Set
 from typing import Any, Iterator, Mapping, Sequence
 
+from hydra._internal.core_plugins import file_config_source
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
+from sqlalchemy import URL
 
 from . import needs
+from .addresses import masked
 from .catalogue import Catalogue, Entry
 from .catalogue import labels as labels_of
+from .multirun import write_no_file
 from .record import PASSES, Mark, Question, Setting, Spec, case_label
 from .series import Expected, Series
 
@@ -211,8 +216,25 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
 
 
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's own, which overlooks what stands at the top of a file that begins with a byte-order mark."""
+
+    def load_config(self, config_path: str) -> Any:
+        found = super().load_config(config_path)
+        path = Path(self.path, self._normalize_file_name(config_path))
+        with path.open(encoding="utf-8-sig") as file:
+            found.header = self._get_header_dict(file.read(512))
+        return found
+
+
 def register() -> None:
-    """Make the schemas known to Hydra, which then refuses unknown keys and wrong types."""
+    """Make the schemas known to Hydra, which then refuses unknown keys and wrong types, and how a file becomes an
+    address: pasted, a path with % or ? in it would be another one. `-m` is ours, which writes no file.
+    """
+    # Under the name of Hydra's own class, which does not replace it then.
+    SourcesRegistry.instance().types["file"] = FileConfigSource
+    OmegaConf.register_new_resolver("sqlite", _sqlite, replace=True)
+    write_no_file()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, node in (
@@ -223,6 +245,10 @@ def register() -> None:
         ("engine", EngineConfig),
     ):
         store.store(group=group, name="schema", node=node)
+
+
+def _sqlite(path: str) -> str:
+    return URL.create("sqlite", database=path).render_as_string(hide_password=False)
 
 
 @dataclass(frozen=True)
@@ -258,7 +284,7 @@ def plan(cfg: Config, catalogue: Catalogue) -> Plan:
         raise ConfigError(f"no case matches cases={list(cfg.cases)}; `python -m experiments.catalogue` lists them")
     return Plan(
         specs=specs,
-        missing=_missing(specs, catalogue),
+        missing=_missing(specs, catalogue, Path(cfg.outputs)),
         broken=tuple(entry for entry in chosen if entry.error is not None),
         absent=_absent(whole, devices, cfg),
     )
@@ -297,9 +323,9 @@ def everywhere(cfg: Config) -> Config:
     return replace(cfg, devices=[Device.cpu, Device.cuda], replays=1, isolation=IsolationConfig())
 
 
-def _missing(specs: Sequence[Spec], catalogue: Catalogue) -> dict[str, str]:
+def _missing(specs: Sequence[Spec], catalogue: Catalogue, folder: Path) -> dict[str, str]:
     try:
-        return needs.missing(specs, catalogue.machine)
+        return needs.missing(specs, catalogue.machine, folder)
     except needs.NeedError as error:
         raise ConfigError(str(error)) from None
 
@@ -323,6 +349,9 @@ def _check(cfg: Config) -> None:
         raise ConfigError(f"hash_seed={cfg.hash_seed}: Python takes 0 to {2**32 - 1}")
     if cfg.environment.threads is not None and cfg.environment.threads < 1:
         raise ConfigError(f"environment.threads={cfg.environment.threads}: give 1 or more, or null")
+    for name, value in cfg.environment.variables.items():
+        if masked(value) != value:
+            raise ConfigError(f"environment.variables.{name} has a password in it, and so would records: leave it out")
     if cfg.capsule is not None and not Path(cfg.capsule).absolute().parent.is_dir():
         raise ConfigError(f"capsule={cfg.capsule}: there is no such folder")
     interpreter(cfg.environment)
@@ -416,7 +445,9 @@ def _entry(entry: Entry, device: str, cfg: Config) -> Iterator[Spec]:
     wanted = _wanted(entry, device, cfg)
     replays = cfg.replays or (1 if cfg.suite is Suite.quick else entry.replays or 1)
     listed = _with_references(entry, device, wanted)
-    measured = [_measured_replays(entry, chosen, cfg) for chosen in listed]
+    measured = [
+        max(_measured_replays(entry, chosen, cfg), _reference_replays(entry, chosen, device, cfg)) for chosen in listed
+    ]
     for repeat in range(max([replays, *measured])):
         for chosen, most in zip(listed, measured):
             for pass_ in _looks(chosen, repeat, replays, most, cfg):
@@ -432,6 +463,16 @@ def _measured_replays(entry: Entry, chosen: _Chosen, cfg: Config) -> int:
     if cfg.replays is not None or cfg.suite is Suite.quick or _is_ruler(chosen) or not _is_measured(entry, chosen, cfg):
         return 0
     return cfg.long_measured_replays if chosen.case["measured"] == "at length" else cfg.measured_replays
+
+
+def _reference_replays(entry: Entry, chosen: _Chosen, device: str, cfg: Config) -> int:
+    """Times a reference is replayed so that a difference from it is shown not to be its own: two processes, or two
+    passes of one.
+    """
+    if chosen.case["role"] != "reference" or _is_ruler(chosen) or len(_passes(chosen.case, cfg)) > 1:
+        return 0
+    expected = _expected_against(entry, device, chosen.case)
+    return 2 if any(expectation["kind"] == "differs" for expectation in expected) else 0
 
 
 def _is_ruler(chosen: _Chosen) -> bool:

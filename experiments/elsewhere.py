@@ -28,12 +28,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
-from . import capsule, launch, needs, pack
+from . import capsule, folders, launch, needs, pack, streams
 from .agreement import RANKS, Agreement, limits, noise, rank
 from .engine import local
 from .engine.forks import Forks
-from .fingerprint import PATHS, RELATIVE
+from .fingerprint import FOLDERS, PATHS, RELATIVE, normalize
 from .record import (
+    Operator,
     Record,
     Replay,
     Spec,
@@ -46,6 +47,7 @@ from .record import (
 )
 from .sweep import MOMENT, plan_text
 from .verdict import contexts, ending
+from .visible import visible
 
 OLDEST = (2, 6)
 """The oldest torch that workers know."""
@@ -75,6 +77,10 @@ class Row:
 
 def main(arguments: Sequence[str], program: str) -> int:
     """Run a capsule; gives the exit status."""
+    return streams.status("capsule", lambda: _main(arguments, program), "nothing was written")
+
+
+def _main(arguments: Sequence[str], program: str) -> int:
     asked = _parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -86,10 +92,6 @@ def main(arguments: Sequence[str], program: str) -> int:
             return _run(content, Path(program), folder, asked)
     except (capsule.CapsuleError, CannotRunError, launch.LaunchError, needs.NeedError, pack.PackError) as error:
         _say(f"capsule: {error}")
-    except BrokenPipeError:
-        # Whoever read us has seen enough, as `head` does; what is left must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         _say(f"capsule: {error.strerror or error}: {error.filename}" if error.filename else f"capsule: {error}")
     except KeyboardInterrupt:
@@ -135,12 +137,7 @@ def _count(text: str) -> int:
 
 
 def _say(text: str) -> None:
-    print(_visible(text), file=sys.stderr, flush=True)
-
-
-def _visible(text: str) -> str:
-    """On one line, and nothing in it can steer a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 # What to run.
@@ -172,10 +169,10 @@ def _list(content: capsule.Content) -> int:
         if question.pass_ != "plain" or question.dtype != question.input_dtype:
             continue
         if question.scenario != last:
-            print(question.scenario)
+            print(visible(question.scenario))
             last = question.scenario
         need = f"  needs {', '.join(spec.mark.needs)}" if spec.mark.needs else ""
-        print(f"  {spec.mark.role:<10}{question.device:<5}{question.label()}{need}")
+        print(visible(f"  {spec.mark.role:<10}{question.device:<5}{question.label()}{need}"))
     return 0
 
 
@@ -187,21 +184,20 @@ def _folder(output: Path) -> Iterator[Path]:
     """A folder of our own beside the evidence file, the only place that is written to meanwhile."""
     if not output.is_dir():
         raise CannotRunError(f"--output {output}: there is no such folder")
-    folder = Path(tempfile.mkdtemp(prefix=".capsule-", dir=output.resolve()))
-    before = tempfile.tempdir
-    tempfile.tempdir = str(folder)
-    try:
-        yield folder
-    finally:
-        tempfile.tempdir = before
-        shutil.rmtree(folder, ignore_errors=True)
+    with folders.temporary(".capsule-", output.resolve()) as folder:
+        before = tempfile.tempdir
+        tempfile.tempdir = str(folder)
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = before
 
 
 def _run(content: capsule.Content, program: Path, folder: Path, asked: argparse.Namespace) -> int:
     root = folder / "sources"
     capsule.unpack(program, root)
     machine = _machine(root, folder)
-    missing = needs.missing(content.specs, machine)
+    missing = needs.missing(content.specs, machine, folder)
     specs = [spec for spec in content.specs if asked.device != "present" or _has_device(spec, machine)]
     if not any(spec.digest() not in missing for spec in specs):
         lacks = sorted(set(missing.values()))
@@ -259,7 +255,7 @@ def _watched(ended: Any, total: int) -> list[tuple[Record, Path]]:
             line = f"{len(found)}/{total} {record.spec.question.scenario} {record.spec.question.label()}"
             if live:
                 width = shutil.get_terminal_size().columns - 1
-                print(f"\r{_visible(line)[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+                print(f"\r{visible(line)[:width]:<{width}}", end="", file=sys.stderr, flush=True)
             elif len(found) % 25 == 0 or len(found) == total:
                 _say(line)
     if live:
@@ -287,12 +283,12 @@ def _concluded(
     if not asked.json:
         _told(rows, other)
     # Last, so that a disk that is full does not take the table as well.
-    evidence, status = _kept(_planned(content, records), fetch, asked), _status(rows)
+    evidence, status = _kept(content, _planned(content, records), fetch, asked), _status(rows)
     status = 2 if evidence is None else status
     if asked.json:
         print(json.dumps(_as_json(rows, other, evidence, status), indent=2))
     elif evidence is not None:
-        print(f"evidence: {evidence}")
+        print(visible(f"evidence: {evidence}"))
     return status
 
 
@@ -306,14 +302,15 @@ def _told(rows: Sequence[Row], other: Mapping[str, tuple[str, str]]) -> None:
     _table(rows)
     print()
     for name, (here, there) in other.items():
-        print(f"other than at home: {name}: {_visible(here)} here, {_visible(there)} there")
+        print(visible(f"other than at home: {name}: {here} here, {there} there"))
     print(_summary(rows))
 
 
-def _kept(records: Sequence[Record], fetch: Any, asked: argparse.Namespace) -> Path | None:
+def _kept(home: capsule.Content, records: Sequence[Record], fetch: Any, asked: argparse.Namespace) -> Path | None:
     """The evidence file. None, with a sentence, if it could not be written."""
+    hidden = _Hidden.here(home, records, fetch) if asked.anonymous else None
     try:
-        return _evidence(records, fetch, Path(asked.output), anonymous=asked.anonymous)
+        return _evidence(records, fetch, Path(asked.output), hidden)
     except OSError as error:
         _say(f"the evidence could not be written to {asked.output}: {error.strerror or error}; give --output FOLDER")
         return None
@@ -382,7 +379,7 @@ def _table(rows: Sequence[Row]) -> None:
     last = ""
     for row, line in zip(rows, cells):
         if row.scenario != last:
-            print(f"\n{_visible(row.scenario)}")
+            print(f"\n{visible(row.scenario)}")
             last = row.scenario
         print(_line(line, widths))
 
@@ -391,7 +388,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     shown = row.case if row.device == "cpu" else f"{row.case} ({row.device})"
     word = row.agreement.word if row.compared else "not compared"
     why = row.agreement.first or ("" if row.compared and row.agreement.rank <= AGREES else row.agreement.rule)
-    return (textwrap.shorten(_visible(shown), CASE), _visible(row.here), _visible(row.there), word, _visible(why))
+    return (textwrap.shorten(visible(shown), CASE), visible(row.here), visible(row.there), word, visible(why))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -460,13 +457,12 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 # The evidence file.
 
 
-def _evidence(records: Sequence[Record], fetch: Any, output: Path, *, anonymous: bool) -> Path:
-    """Write the records as a bundle and give its path, which did not exist."""
+def _evidence(records: Sequence[Record], fetch: Any, output: Path, hidden: Optional[_Hidden]) -> Path:
+    """Write the records as a bundle, without what is to be hidden, and give its path, which did not exist."""
     added: dict[str, bytes] = {}
-    if anonymous:
-        names = _names()
-        records = [_without_names(record, fetch, added, names) for record in records]
-    host = "anonymous" if anonymous else re.sub(r"[^\w.-]", "_", platform.node() or "host")
+    if hidden is not None:
+        records = [_without_names(record, fetch, added, hidden) for record in records]
+    host = "anonymous" if hidden is not None else re.sub(r"[^\w.-]", "_", platform.node() or "host")
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     path, number = output / f"evidence-{host}-{date}.zip", 2
     while path.exists():
@@ -477,6 +473,12 @@ def _evidence(records: Sequence[Record], fetch: Any, output: Path, *, anonymous:
 
     texts = [record.text() for record in records]
     pack.write(path, {**pack.members(texts, content), **_swept(records, content)})
+    left = [] if hidden is None else hidden.left([*texts, *(text.decode("utf-8") for text in added.values())])
+    if left:
+        _say(
+            f"--anonymous has left {', '.join(map(repr, left))}, which names this host or user, where it may be a word "
+            f"of what is compared: look at {path} before you send it"
+        )
     return path
 
 
@@ -513,12 +515,95 @@ def _names() -> list[str]:
 _NOBODY = ("localhost", "root", "user", "nobody", "admin", "runner", "ubuntu")
 
 
-def _without_names(record: Record, fetch: Any, added: dict[str, bytes], names: Sequence[str]) -> Record:
-    """The record without host, user and paths. Its evidence stays: a fingerprint has no paths either."""
+_WORD = re.compile(r"\w+")
 
-    def clean(value: Any) -> Any:
-        return _cleaned(value, names)
+_NAMES = (
+    r"(?P<before>(?i:\b(?:user|login|owner|host|node|server|machine)(?:[ _-]?name)?['\"]?(?:\s*[:=]\s*|\s+)['\"]?))"
+    r"{name}(?![\w.-])",
+    r"(?P<before>)(?<![\w-]){name}(?=@\w)",
+    r"(?P<before>\w@){name}(?![\w-])",
+    r"(?P<before>//){name}(?=[:/]|$)",
+)
+"""Where a word is the name of a host or user, whatever else it means."""
 
+
+@dataclass(frozen=True)
+class _Hidden:
+    """Names that are to be hidden."""
+
+    names: Sequence[str]
+    """Wherever they stand."""
+    ordinary: Sequence[str]
+    """Only where they cannot be anything else: a host may be called `torch`."""
+
+    @classmethod
+    def here(cls, home: capsule.Content, records: Sequence[Record], fetch: Any) -> _Hidden:
+        """Those of this host and user. A name is a word if the sources, torch or another host's evidence have it."""
+        facts = [parse((fetch(one.observation.machine) or b"{}").decode("utf-8")) for one in records if one.observation]
+        # Where it is the same host, its evidence may name it.
+        others = [] if any(one.get("host") == home.machine["host"] for one in facts) else home.records
+        sources = {one.digest for record in records if record.observation for one in record.observation.sources}
+        texts = [
+            *FOLDERS,
+            canonical(home.machine),
+            *(canonical([spec.question.scenario, spec.question.case, spec.question.parameters]) for spec in home.specs),
+            *(canonical({**record.evidence(), "tensors": None, "operators": None}) for record in others),
+            *{one.name for record in home.records for one in _operators(record)},
+            *(name for record in records for name in record.outcome.bases),
+            *((fetch(name) or b"").decode("utf-8", "replace") for name in sources),
+        ]
+        words = {word for text in texts for word in _WORD.findall(_without_paths(text))}
+        known = {word.lower() for word in words}
+        ordinary = [name for name in _names() if name.lower() in known]
+        return cls([name for name in _names() if name not in ordinary], ordinary)
+
+    def clean(self, value: Any) -> Any:
+        """A JSON value without these names and without absolute paths in its texts."""
+        if isinstance(value, dict):
+            return {key: self.clean(inside) for key, inside in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.clean(inside) for inside in value]
+        if not isinstance(value, str):
+            return value
+        value = _without_paths(value)
+        for name in self.names:
+            value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "NAME", value)
+        return self._without_ordinary(value)
+
+    def _without_ordinary(self, text: str) -> str:
+        """A word is left where without it the text would be compared as another one."""
+        for name in self.ordinary:
+            made = text
+            for where in _NAMES:
+                made = re.sub(where.replace("{name}", re.escape(name)), r"\g<before>NAME", made)
+            text = made if normalize(made) == normalize(text) else text
+        return text
+
+    def left(self, texts: Sequence[str]) -> list[str]:
+        """The names that some of these texts still have."""
+        return [
+            name
+            for name in (*self.names, *self.ordinary)
+            if any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) for text in texts)
+        ]
+
+
+def _operators(record: Record) -> Iterator[Operator]:
+    phases = (record.observation.operators if record.observation else None) or {}
+    for listed in phases.values():
+        yield from listed
+
+
+def _without_paths(text: str) -> str:
+    for path in PATHS:
+        if path != PATHS[RELATIVE]:  # names files of ours and of torch
+            text = re.sub(path, r"\g<quote>PATH\g<quote>" if "quote" in path else "PATH", text)
+    return text
+
+
+def _without_names(record: Record, fetch: Any, added: dict[str, bytes], hidden: _Hidden) -> Record:
+    """The record without host, user and paths. What is compared stays: a fingerprint has no paths either."""
+    clean = hidden.clean
     ended = record.outcome
     outcome = replace(ended, message=clean(ended.message), traceback=clean(ended.traceback), detail=clean(ended.detail))
     seen = record.observation
@@ -534,19 +619,3 @@ def _without_names(record: Record, fetch: Any, added: dict[str, bytes], names: S
             machine=digest(document),
         )
     return replace(record, outcome=outcome, observation=seen)
-
-
-def _cleaned(value: Any, names: Sequence[str]) -> Any:
-    """A JSON value without these names and without absolute paths in its texts."""
-    if isinstance(value, dict):
-        return {key: _cleaned(inside, names) for key, inside in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_cleaned(inside, names) for inside in value]
-    if not isinstance(value, str):
-        return value
-    for path in PATHS:
-        if path != PATHS[RELATIVE]:  # names files of ours and of torch
-            value = re.sub(path, r"\g<quote>PATH\g<quote>" if "quote" in path else "PATH", value)
-    for name in names:
-        value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "NAME", value)
-    return value

@@ -61,7 +61,7 @@ def normalize(text: str) -> str:
     kept = "\n".join(_without_frames(head.split("\n")))
     for pattern, replacement in _ACCIDENTS:
         kept = pattern.sub(replacement, kept)
-    return re.sub(r"[ \t]+$", "", kept, flags=re.MULTILINE).strip()
+    return "\n".join(line.rstrip(" \t") for line in kept.split("\n")).strip()
 
 
 def normalize_value(value: object) -> object:
@@ -146,7 +146,7 @@ _RULES: Sequence[Tuple[str, Replacement, int]] = (
     (r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b", "TIME", 0),
     (r"\b\d+(?:\.\d+)?(?:e-?\d+)? ?(?:ns|us|µs|ms|s|sec|secs|seconds?|minutes?|hours?)\b", "DURATION", 0),
     (r"\b(\d{1,3}(?:\.\d{1,3}){3})('?, ?|:)\d{1,5}\b", r"\1\2PORT", 0),
-    (r"(\[[0-9a-fA-F:]*:[0-9a-fA-F:]*\]:)\d{1,5}\b", r"\1PORT", 0),
+    (r"(\[[0-9a-fA-F]*:[0-9a-fA-F:]*\]:)\d{1,5}\b", r"\1PORT", 0),
     # A name before a colon may be that of a parameter, unless something says that it is a host.
     (
         r"(?<![\w.-])(localhost|(?:(?<=//)|(?<=host )|(?<=server )|(?<=connect to )|(?<=address ))[\w-]{1,63}"

@@ -18,18 +18,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, Callable, Mapping, Protocol
+from typing import IO, Any, Callable, Mapping, Protocol, Sequence
 
+from . import folders
+from .bounds import refuse_excess_seen
 from .record import (
     PHASES,
     UNOBSERVED,
@@ -61,13 +63,26 @@ LOOK = 0.2
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "HOME", "USERPROFILE", "CUDA_HOME")
 """Environment variables without which an interpreter, torch or CUDA may not start. Passed, not recorded."""
 
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 LONGEST_LISTING = 600.0
 """Seconds that an interpreter may take to import torch and all scenario files."""
 
-LARGEST_OBSERVATION = 256 * 2**20
-"""Bytes of an observation that are read."""
+LARGEST_OBSERVATION = 16 * 2**20
+"""Bytes of an observation that are read: a longer one is kept in part, as output is."""
+LARGEST_RECORD = 2 * LARGEST_OBSERVATION
+"""Bytes of a record that are taken in after a driver was killed: an observation, and what is said beside it."""
+LONGEST_PHASE = 64
+"""Bytes that are read of the phase that a worker names."""
+MOST_FILES = 100_000
+"""Files and folders that a case may have in its folder: looking at them must not take the driver's time."""
+MOST_PROCESSES = 512
+"""Processes that the group of a case may have. What leaves the group is not counted."""
+
+OURS = frozenset(
+    getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EMFILE", "ENFILE", "ENOMEM", "EIO", "EROFS")
+)
+"""What an OSError says of the machine as a whole: no case is to blame, and the next would meet it as well."""
 
 
 class LaunchError(Exception):
@@ -113,7 +128,7 @@ def start(spec: Spec, folder: Path, starter: Starter) -> Running:
     Raises LaunchError if it cannot be started.
     """
     try:
-        prepare(folder)
+        folders.prepare(folder)
         (folder / "spec.json").write_text(canonical(spec.to_json()), encoding="utf-8")
     except OSError as error:
         raise LaunchError(f"could not prepare {folder}: {error}") from None
@@ -144,7 +159,7 @@ class _Interpreter:
 
     def poll(self) -> int | None:
         if self._process.returncode is None and _has_ended(self.pid):
-            end_group(self.pid, _KILL)
+            end_group(self.pid, KILL)
         return self._process.poll()
 
     def close(self) -> None:
@@ -174,15 +189,6 @@ def environment(threads: int, hash_seed: int, variables: Mapping[str, str]) -> d
         "PYTHONHASHSEED": str(hash_seed),
         **variables,
     }
-
-
-def prepare(folder: Path) -> None:
-    """Make the folder of a process (which must not exist): its own temporary folder, contents, output."""
-    folder.mkdir(parents=True)
-    (folder / "tmp").mkdir()
-    (folder / "blobs").mkdir()
-    for name in ("stdout", "stderr"):
-        (folder / name).touch()
 
 
 def _process(spec: Spec, folder: Path, program: Path) -> subprocess.Popen[bytes]:
@@ -248,45 +254,51 @@ class Running:
 
     def stop(self) -> None:
         """End the process and its group at once; no record comes of it."""
-        self._end_group(_KILL)
+        self._end_group(KILL)
         _end_strays(self.folder)
         self.process.close()
 
     def _keep_limits(self) -> None:
         current = time.monotonic()
+        looks = current >= self._next_look
+        if looks:
+            self._next_look = current + LOOK
+        members = _members(self.process.pid) if looks else []
         if self._kill_at is not None:
             if current >= self._kill_at + LONGEST_END:
                 raise LostError("the fork server does not answer")
             if current >= self._kill_at:
-                self._end_group(_KILL)
+                self._end_group(KILL)
         elif current >= self._deadline:
             self._ended_for = _ended("timed_out", self._phase(), f"after {self.spec.setting.timeout:g} seconds")
             self._end_group(signal.SIGTERM)
             self._kill_at = current + PATIENCE
-        elif self._too_much_memory(current):
+        elif self._too_much_memory(members):
             self._ended_for = _ended("out_of_memory", self._phase(), f"over {self.spec.setting.memory} bytes")
             self._kill_at = current
-            self._end_group(_KILL)
-        elif self._looked(current) and _size(self.folder) > self.spec.setting.disk + OWN_FILES:
-            self._ended_for = _ended("died", self._phase(), f"over {self.spec.setting.disk} bytes on disk")
+            self._end_group(KILL)
+        elif looks and (much := self._too_much(members)):
+            self._ended_for = _ended("died", self._phase(), much)
             self._kill_at = current
-            self._end_group(_KILL)
+            self._end_group(KILL)
 
-    def _too_much_memory(self, current: float) -> bool:
+    def _too_much(self, members: Sequence[int]) -> str:
+        """What it has more of than it may have, at the slower look. Empty if nothing."""
+        size, count = folders.measure(self.folder, MOST_FILES)
+        if size > self.spec.setting.disk + OWN_FILES:
+            return f"over {self.spec.setting.disk} bytes on disk"
+        if count > MOST_FILES:
+            return f"over {MOST_FILES} files"
+        if len(members) > MOST_PROCESSES:
+            return f"over {MOST_PROCESSES} processes"
+        return ""
+
+    def _too_much_memory(self, members: Sequence[int]) -> bool:
         """Its own memory at every look; that of its whole group, which takes longer to find out, now and then."""
         limit = self.spec.setting.memory
         if limit is None:
             return False
-        if _resident(self.process.pid) > limit:
-            return True
-        return current >= self._next_look and _group_resident(self.process.pid) > limit
-
-    def _looked(self, current: float) -> bool:
-        """Whether it is time for the slower look."""
-        if current < self._next_look:
-            return False
-        self._next_look = current + LOOK
-        return True
+        return _resident(self.process.pid) > limit or sum(map(_resident, members)) > limit
 
     def _end_group(self, with_signal: int) -> None:
         process = self.process.pid
@@ -296,19 +308,26 @@ class Running:
                 os.kill(process, with_signal)
 
     def _phase(self) -> str | None:
-        try:
-            phase = (self.folder / "phase").read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            return None
+        phase = folders.read(self.folder / "phase", LONGEST_PHASE)
         return phase if phase in PHASES else None
 
     def _compose(self, code: int, duration: float) -> Record:
         self.process.close()
-        _mend(self.folder)
+        try:
+            return self._composed(code, duration)
+        except OSError as error:
+            if error.errno in OURS:
+                raise
+            # Nobody else's folder is like this one, so the sweep goes on without what is in it.
+            self.folder = folders.free(self.folder)
+            return lost(self.spec, self.folder, f"its folder cannot be read: {error.strerror or type(error).__name__}")
+
+    def _composed(self, code: int, duration: float) -> Record:
+        harm = folders.mend(self.folder)
         seen, unreadable, problem = self._observation()
         record = Record(
             spec=self.spec,
-            outcome=self._outcome(code, seen, problem),
+            outcome=self._outcome(code, seen, problem, harm),
             observation=seen,
             ending=Ending(
                 exit_code=None if code < 0 else code,
@@ -323,27 +342,27 @@ class Running:
         _leave(self.folder, record)
         return record
 
-    def _outcome(self, code: int, seen: Observation | None, problem: str) -> Outcome:
+    def _outcome(self, code: int, seen: Observation | None, problem: str, harm: str) -> Outcome:
         if self._ended_for is not None:
             return self._ended_for
-        if code == -_KILL and kernel_kills() > self._kills_before:
+        if code == -KILL and kernel_kills() > self._kills_before:
             return _ended("out_of_memory", self._phase(), "ended by the kernel, which was out of memory")
+        if code < 0:
+            return _ended("died", self._phase(), _signal_name(-code))
+        if harm:
+            # What the worker says after that depends on who started it: root may read all the same.
+            return _ended("died", None, harm)
         if code == 1 and seen is None and self._unobserved():
             return _ended("not_observed", self._phase(), self._unobserved())
         if code != 0:
-            return _ended("died", self._phase(), _signal_name(-code) if code < 0 else f"exit {code}")
+            return _ended("died", self._phase(), f"exit {code}")
         if seen is None:
             return _ended("died", self._phase(), f"exit 0, {problem}")
         return seen.outcome
 
     def _unobserved(self) -> str:
         """Why the worker says that it could leave no observation. Empty if it says nothing."""
-        path = self.folder / UNOBSERVED
-        try:
-            with path.open(encoding="utf-8", errors="backslashreplace") as file:
-                return file.read(LONGEST_REASON) if stat.S_ISREG(path.lstat().st_mode) else ""
-        except OSError:
-            return ""
+        return folders.read(self.folder / UNOBSERVED, LONGEST_REASON) or ""
 
     def _observation(self) -> tuple[Observation | None, Output | None, str]:
         """The observation, or what is there instead and why it cannot be read."""
@@ -355,6 +374,7 @@ class Running:
                 raise RecordError(f"it has more than {LARGEST_OBSERVATION} bytes")
             seen = Observation.from_json(parse(path.read_text(encoding="utf-8")))
             _refuse_odd(seen)
+            refuse_excess_seen(seen)
             _refuse_missing(seen, self.folder / "blobs")
         except (RecordError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             output = _kept(self.folder, "observation.json", self.spec.setting.output)
@@ -363,25 +383,7 @@ class Running:
             return seen, None, ""
 
 
-# What a case may have done to its folder, and to what the worker says.
-
-
-def _mend(folder: Path) -> None:
-    """Make the folder again what it was: a case may have deleted it, or put pipes, devices, links into it."""
-    for path in (folder, folder / "blobs"):
-        if path.is_symlink() or not path.is_dir():
-            path.unlink(missing_ok=True)
-            path.mkdir(parents=True)
-    for path in (*folder.iterdir(), *(folder / "blobs").iterdir()):
-        mode = path.lstat().st_mode
-        if stat.S_ISREG(mode) or path == folder / "blobs":
-            continue
-        if stat.S_ISDIR(mode):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
-    for name in ("stdout", "stderr"):
-        (folder / name).touch()
+# What a case may have done to what the worker says.
 
 
 _PLAIN: Mapping[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "None": type(None)}
@@ -432,10 +434,25 @@ def not_run(spec: Spec, folder: Path, need: str) -> Record:
 
 
 def lost(spec: Spec, folder: Path, why: str) -> Record:
-    """The record of a case whose process was lost more than once, so that it is likely its own doing."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """The record, in a new folder, of a case of which nothing else is left: its process was lost more than once, or
+    its folder cannot be read, which is likely its own doing.
+    """
     folder.mkdir(parents=True)
     return _without_process(spec, folder, _ended("died", None, why))
+
+
+def composed(scratch: Path) -> list[Path]:
+    """Folders below `scratch` that hold a record, as a driver that was killed has left them, put right again. What a
+    case that was at work then has made of its own is none.
+    """
+    found = []
+    folders.allow(scratch)
+    for folder in sorted(scratch.iterdir() if scratch.is_dir() else ()):
+        if not folder.is_symlink() and 0 <= folders.length(folder / "record.json") <= LARGEST_RECORD:
+            with contextlib.suppress(OSError):
+                folders.mend(folder)
+                found.append(folder)
+    return found
 
 
 def _without_process(spec: Spec, folder: Path, outcome: Outcome) -> Record:
@@ -477,13 +494,15 @@ def _resident(process: int) -> int:
         return 0
 
 
-def _group_resident(group: int) -> int:
-    """Resident bytes of all processes of the group, added up. 0 where the system does not tell."""
+def _members(group: int) -> list[int]:
+    """Processes of the group. None where the system does not tell, or there never was one."""
+    if group <= 0:
+        return []
     try:
         found = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
     except OSError:
-        return 0
-    return sum(_resident(int(name)) for name in found if _group(name) == group)
+        return []
+    return [int(name) for name in found if _group(name) == group]
 
 
 def _group(process: str) -> int | None:
@@ -513,16 +532,6 @@ def kernel_kills() -> int:
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def _size(folder: Path) -> int:
-    """Bytes of all files below the folder. What vanishes meanwhile counts nothing."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size  # noqa: PTH118 - walked five times a second
-    return total
-
-
 def _end_strays(folder: Path) -> None:
     """End what a case started and took out of its process group: its environment still names the folder.
 
@@ -536,7 +545,7 @@ def _end_strays(folder: Path) -> None:
     for name in found:
         with contextlib.suppress(OSError, ValueError):
             if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                os.kill(int(name), _KILL)
+                os.kill(int(name), KILL)
 
 
 def _kept(folder: Path, name: str, limit: int) -> Output:
@@ -565,7 +574,6 @@ def _leave(folder: Path, record: Record) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(folder / "record.json")
-    shutil.rmtree(folder / "tmp", ignore_errors=True)
 
 
 # Copied sources.
@@ -609,19 +617,29 @@ def describe(root: Path, python: str, target: Path, variables: Mapping[str, str]
     # Its words go to a file: a scenario that leaves a process behind could keep a pipe open for ever.
     with tempfile.TemporaryFile() as said:
         try:
-            status = subprocess.run(
-                [named, str(program), "--describe", str(target)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                env=environment(1, 0, variables),
-                timeout=LONGEST_LISTING,
-                check=False,
-            ).returncode
+            process = _Interpreter(
+                subprocess.Popen(
+                    [named, str(program), "--describe", str(target)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    env=environment(1, 0, variables),
+                    start_new_session=True,
+                )
+            )
         except OSError as error:
             raise LaunchError(f"could not start {named}: {error}") from None
-        except subprocess.TimeoutExpired:
-            raise LaunchError(f"{named} did not list the scenarios within {LONGEST_LISTING:g} seconds") from None
+        deadline = time.monotonic() + LONGEST_LISTING
+        try:
+            while (status := process.poll()) is None:
+                if time.monotonic() > deadline:
+                    raise LaunchError(f"{named} did not list the scenarios within {LONGEST_LISTING:g} seconds")
+                time.sleep(0.01)
+        finally:
+            # It may be waiting, in a process of its own, for a file that never ends importing.
+            if process.poll() is None:
+                end_group(process.pid, KILL)
+            process.close()
         said.seek(0)
         lines = said.read().decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"]
     if status or not target.is_file():

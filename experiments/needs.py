@@ -5,29 +5,46 @@ Only the standard library is imported here, and nothing newer than Python 3.9.
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence
 
 from .record import Spec
 
 _VERSION = re.compile(r"torch\s*(>=|<)\s*(\d+)\.(\d+)")
 
 
+EXECUTED = "inductor, and a folder of the sweep whose files may be executed: it is mounted noexec"
+"""What a case lacks that compiles where nothing may be executed."""
+
+
 class NeedError(Exception):
     """A scenario names a need that is unknown. The message says which are known."""
 
 
-def missing(specs: Sequence[Spec], machine: Mapping[str, Any]) -> dict[str, str]:
-    """By spec digest, the first need of each spec that the machine (its facts) does not meet.
+def missing(specs: Sequence[Spec], machine: Mapping[str, Any], folder: Optional[Path] = None) -> dict[str, str]:
+    """By spec digest, the first need of each spec that the machine (its facts) does not meet, or the folder, in or
+    below which its process will have its own.
 
     Raises NeedError for a need that is unknown.
     """
-    return {spec.digest(): need for spec in specs for need in _unmet(spec, machine)[:1]}
+    executes = folder is None or may_execute(folder)
+    return {spec.digest(): need for spec in specs for need in _unmet(spec, machine, executes=executes)[:1]}
 
 
-def _unmet(spec: Spec, machine: Mapping[str, Any]) -> list[str]:
+def may_execute(folder: Path) -> bool:
+    """Whether files in a folder, which need not be there yet, may be executed. True where the system does not tell."""
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), None)
+    if there is None or not hasattr(os, "ST_NOEXEC"):
+        return True
+    return not os.statvfs(there).f_flag & os.ST_NOEXEC
+
+
+def _unmet(spec: Spec, machine: Mapping[str, Any], *, executes: bool) -> list[str]:
     needs = [*spec.mark.needs, *(["cuda"] if spec.question.device == "cuda" else [])]
-    return [need for need in needs if not _met(need, spec, machine)]
+    unmet = [need for need in needs if not _met(need, spec, machine)]
+    return unmet if executes or "inductor" not in needs else [*unmet, EXECUTED]
 
 
 def _met(need: str, spec: Spec, machine: Mapping[str, Any]) -> bool:

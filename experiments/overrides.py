@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
@@ -13,6 +12,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from experiments.addresses import masked
 
 FREE = ("environment.variables",)
 """Fields below which any key may be set."""
@@ -81,9 +82,4 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} is missing: give {error.full_key}=..."
     texts = [" ".join(str(one).split()) for one in (error, error.__cause__) if one is not None]
-    return _without_passwords("; ".join(dict.fromkeys(text for text in texts if text)))
-
-
-def _without_passwords(text: str) -> str:
-    """An override that cannot be read is shown as it was given, and may hold an address with a password."""
-    return re.sub(r"(:/+[^/@:\s]*:)\S*@", r"\1***@", text)
+    return masked("; ".join(dict.fromkeys(text for text in texts if text)))

@@ -41,6 +41,7 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterable, Iterator, Mapping, NamedTuple
 
+from .bounds import refuse_excess
 from .record import Record, RecordError, canonical, digest, parse
 from .sweep import BundledSweep
 
@@ -118,6 +119,10 @@ REFUSALS: Mapping[str, str] = {
     "name": "has the digest {digest}, which is not its name",
     "text": "is not UTF-8 text, or has a NUL in it",
     "record": "is no record that can be kept: {why}",
+    "often": "is one of more than {most} records of one question; no more are read",
+    "facts": "holds facts of a machine that cannot be kept: {why}",
+    "sketch": "has {bytes} bytes and is called a sketch, which has {right}",
+    "sample": "has {bytes} bytes and is called a sample; at most {most} are read",
     "plan": "is no plan that can be kept: {why}",
     "sweep": "is no sweep that can be kept: {why}",
     "sweep twice": "there is another sweep of its id, {id}",
@@ -196,9 +201,12 @@ def needed(record: Record) -> dict[str, tuple[str, str]]:
 
 
 def read_record(text: str) -> Record:
-    """The record of a text. Raises PackError if it is no record, a newer one, or not canonical JSON."""
+    """The record of a text. Raises PackError if it is no record, a newer one, not canonical JSON, or holds more than
+    `bounds` allows.
+    """
     try:
         exact, record = is_canonical(text), Record.from_text(text)
+        refuse_excess(record)
     except RecordError as error:
         raise PackError(str(error)) from None
     if not exact:

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from experiments.visible import visible
+
 console = Console(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
     """A sentence for the person who watches."""
-    console.print(escape(text), soft_wrap=True)
+    console.print(escape(visible(text, lines=True)), soft_wrap=True)
 
 
 class Bar:

@@ -29,12 +29,10 @@ from experiments.config import (
 )
 from experiments.progress import say
 from experiments.record import replays
+from experiments.visible import visible
 from reports import files
-from reports.across import Across, Pair
+from reports.across import EVERY, Across, Pair
 from store.archive import Archive
-from store.publisher import visible
-
-EVERY = "all"
 
 RunPair = Callable[[Config, Config, AbstractSet[str]], int]
 """Runs one sweep of a control, a flip and the cases of these digests. Gives the exit status."""
@@ -60,7 +58,8 @@ def prove(cfg: Config, run: RunPair) -> int:
         tasks = _tasks(found, chosen)
         for number, task in enumerate(tasks, 1):
             if task.flip.interpreter and not cfg.environment.python:
-                say(f"{label(task.flip.factor)}: not flipped: give another interpreter with PYTHON=/path/to/python")
+                factor = visible(label(task.flip.factor))
+                say(f"{factor}: not flipped: give another interpreter with PYTHON=/path/to/python")
                 continue
             say(f"counter-replay {number} of {len(tasks)}: {visible(_described(task))}")
             began = time.monotonic()
@@ -173,7 +172,7 @@ def _flipped(cfg: Config, control: EnvironmentConfig, flip: Flip) -> Environment
 def _reported(cfg: Config, archive: Archive, sweep: str) -> Across:
     """Write the report on the sweep again; gives what it knows now."""
     made = files.report(archive, sweep, sweep)
-    print(f"report: {files.keep(made, Path(cfg.outputs) / 'reports', sweep)}")
+    print(visible(f"report: {files.keep(made, Path(cfg.outputs) / 'reports', sweep)}"))
     assert made.across is not None, "what has run once has not unrun"
     return made.across
 
@@ -184,4 +183,4 @@ def _tell(name: str, found: Sequence[Cause]) -> None:
     for one in found:
         followed = f"{one.followed} of {one.of} cases followed" if one.by else one.why
         shown = "; ".join(visible(text) for text in (f"{one.ours} here, {one.theirs} there", followed) if text)
-        print(f"  {label(one.factor)}: {one.words} ({shown})")
+        print(f"  {visible(f'{label(one.factor)}: {one.words}')} ({shown})")

@@ -17,6 +17,9 @@ from typing import IO, Any, Sequence
 
 LATER = "`python -m store publish` brings MLflow up to date"
 
+_LEAVE = 5.0
+"""Seconds that a publisher gets to take away what it has begun."""
+
 
 class Publishing:
     """A publisher that may be there or not: every call is safe either way."""
@@ -68,25 +71,39 @@ class Publishing:
         except subprocess.TimeoutExpired:
             self._stop()
             return f"MLflow: not up to date after {self._wait:g} seconds; {LATER}"
+        said = _lines(self._err)
         if status:
-            return f"MLflow: {_last(self._err) or f'the publisher ended with {status}; {LATER}'}"
-        return f"MLflow: {_counted(_last(self._out))}"
+            said = said or [f"the publisher ended with {status}; {LATER}"]
+        else:
+            said.append(_counted("".join(_lines(self._out)[-1:])))
+        return "\n".join(line if line.startswith("MLflow") else f"MLflow: {line}" for line in said)
 
     def abandon(self) -> None:
         """If it was not finished: let it mark its runs as ended, and do not wait long."""
-        if self._process is None or self._process.returncode is not None:
-            return None
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        if not self._told:
-            return self._stop()
+        if self._process is not None and self._process.stdin is not None:
+            # What it never read goes with it.
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        if self._process is not None and self._process.returncode is None:
+            self._end(wait=15 if self._told else 0)
+        for stream in (self._out, self._err):
+            stream.close()
+
+    def _end(self, wait: float) -> None:
+        assert self._process is not None, "there is somebody to wait for"
         try:
-            self._process.wait(timeout=15)
+            self._process.wait(timeout=wait)
         except subprocess.TimeoutExpired:
             self._stop()
 
     def _stop(self) -> None:
-        if self._process is not None:
+        """SIGTERM first: it takes away what it has not made whole."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=_LEAVE)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
@@ -99,11 +116,9 @@ class Publishing:
             self._process.stdin.flush()
 
 
-def _last(stream: IO[bytes]) -> str:
-    """The last line that was written."""
+def _lines(stream: IO[bytes]) -> list[str]:
     stream.seek(0)
-    lines = stream.read().decode("utf-8", "backslashreplace").strip().splitlines()
-    return lines[-1] if lines else ""
+    return stream.read().decode("utf-8", "backslashreplace").strip().splitlines()
 
 
 def _counted(line: str) -> str:

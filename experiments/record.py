@@ -73,7 +73,7 @@ def _write(value: Any, depth: int, out: Callable[[str], None]) -> None:
         out(str(int(value)) if abs(value) < _LARGEST else _string(str(int(value))))
     elif isinstance(value, float):
         out(_float(value))
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):
         if len({printable(key) if isinstance(key, str) else key for key in value}) != len(value):
             raise RecordError("two keys of an object print alike")
         start = "{"
@@ -107,7 +107,10 @@ def printable(text: str) -> str:
 
 def _string(text: str) -> str:
     # json escapes exactly what RFC 8785 asks for, once told to leave other characters alone.
-    return json.dumps(printable(text), ensure_ascii=False)
+    return _ENCODER.encode(text if text.isascii() else printable(text))
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 def _float(value: float) -> str:
@@ -935,6 +938,8 @@ def _without_outcome(seen: Observation) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Dataclasses as dictionaries (`pass_` as `pass`), tuples as lists, operators as short lists."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if isinstance(value, Operator):
         return [value.thread, value.depth, value.name, [list(shape) for shape in value.shapes]]
     if hasattr(value, "__dataclass_fields__"):

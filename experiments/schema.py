@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from . import record
+from . import record, streams
 
 SPECIAL = {"type": "string", "enum": ["nan", "inf", "-inf", "-0.0"]}
 """Floats that JSON cannot carry."""
@@ -124,4 +124,4 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text())
+    sys.exit(streams.status("schema", lambda: print(text(), end="")))

@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-from . import catalogue, launch, needs, snippet_check
+from . import catalogue, launch, needs, snippet_check, streams
 from .catalogue import Catalogue, CatalogueError, Entry
 from .record import PASSES, Mark, Question, Setting, Spec, case_label
 from .snippet_source import SnippetError
@@ -173,7 +174,7 @@ def asked(found: Found, seed: int, threads: int) -> Spec:
 def checked(found: Found, made: Snippet, known: Catalogue, seed: int, threads: int, root: Path) -> list[str]:
     """What the comment above the snippet says of running it. Raises SnippetError if it is not what the case is."""
     spec, reference = asked(found, seed, threads), found.reference()
-    missing = needs.missing([spec], known.machine)
+    missing = needs.missing([spec], known.machine, Path(tempfile.gettempdir()))
     if missing:
         return [f"It could not be run here: it needs {missing[spec.digest()]}. Nobody has checked it."]
     print("snippet: running the case and the snippet to compare (some seconds)", file=sys.stderr)
@@ -221,7 +222,7 @@ def _printed(options: argparse.Namespace) -> str:
     found = find(entry, options.case)
     path = catalogue.ROOT / "experiments" / "scenarios" / f"{entry.name}.py"
     threads = entry.threads if options.threads is None else options.threads
-    made = written(found, path.read_bytes().decode("utf-8"), options.seed, threads)
+    made = written(found, path.read_bytes().decode("utf-8-sig"), options.seed, threads)
     if options.unchecked:
         known_of_it = ["Nobody has checked that it does what the case does: it was asked for unchecked."]
     else:
@@ -245,4 +246,4 @@ def _entry(known: Catalogue, options: argparse.Namespace) -> Entry:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(streams.status("snippet", main))

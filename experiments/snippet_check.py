@@ -8,13 +8,12 @@ observed, and the bits of the reference that the snippet prints differences to.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import launch
+from . import folders, launch
 from .record import Outcome, Record, Spec
 from .snippet_text import Snippet
 
@@ -43,8 +42,8 @@ def check(snippet: Snippet, spec: Spec, reference: Spec | None, root: Path) -> C
 
     Raises LaunchError if one cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="twofold-snippet-") as name:
-        folder = Path(name).resolve()
+    with folders.temporary("twofold-snippet-") as made:
+        folder = made.resolve()
         case = launch.run(spec, folder / "case", root)
         own = None if reference is None else launch.run(reference, folder / "reference", root)
         pasted = run(snippet, spec, folder / "snippet", root)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import AbstractSet, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import AbstractSet, Any, Callable, Mapping, Sequence, TypeVar
 
-from .agreement import PLACES, Difference, Fetch, Ruler, differences, read_ruler
+from .agreement import PLACES, Difference, Fetch, Ruler, differences, is_rounded, read_ruler
 from .fingerprint import normalize_value
 from .record import Observation, Record, Replay, Tensor, canonical, parse
 from .scenario import (
@@ -30,6 +30,7 @@ from .scenario import (
     Raises,
     RecomputesWithout,
     Refuses,
+    ScenarioError,
     Shows,
     StateDiffers,
     Varies,
@@ -40,11 +41,17 @@ AS_EXPECTED = "as expected"
 NOT_AS_EXPECTED = "not as expected"
 CANNOT_SAY = "cannot say"
 
+Found = TypeVar("Found")
+
 SUPPORTED = "supported"
 SUPPORTED_IN_PART = "supported in part"
 REFUTED = "refuted"
 CANNOT_DECIDE = "cannot decide"
 NOT_TESTED = "not tested here"
+
+
+ENDINGS = (Raises, Refuses, Hangs, Dies, Varies)
+"""Expectations that say how a case ends. Without one of them it is to finish, whatever else is expected of it."""
 
 
 @dataclass(frozen=True)
@@ -80,43 +87,83 @@ class Context:
     """Stored tensors by digest."""
     reference_repeats: tuple[Replay, ...] = ()
     """All replays of the reference in the same environment of the same machine."""
+    found: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What was found of repeats, shared by all contexts of a sweep: it is the same for each of them."""
 
 
 def contexts(replays: Sequence[Replay], fetch: Fetch) -> list[Context]:
     """For each replay of one sweep, what it is judged against.
 
-    The reference of the same repeat and sources if there is one, else any: it is the same question.
+    The reference of the same repeat and sources if there is one, else any: it is the same question. Takes time in
+    proportion to the number of replays, however many are of one case.
     """
     by_case: dict[str, list[Replay]] = {}
     for replay in replays:
         by_case.setdefault(replay.spec.question.case_digest(), []).append(replay)
+    nearest = {case: _Nearest(of_case) for case, of_case in by_case.items()}
+    repeats = {case: tuple(of_case) for case, of_case in by_case.items()}
+    in_place: dict[tuple[str, object], tuple[Replay, ...]] = {}
+    for case, of_case in by_case.items():
+        grouped: dict[object, list[Replay]] = {}
+        for replay in of_case:
+            grouped.setdefault(_place(replay), []).append(replay)
+        in_place.update({(case, place): tuple(many) for place, many in grouped.items()})
+    nobody, found = _Nearest(()), dict[object, Any]()
     return [
         Context(
-            reference=_nearest(replay, by_case.get(replay.spec.mark.reference or "", [])),
-            float64=_nearest(replay, by_case.get(replay.spec.mark.float64 or "", [])),
-            repeats=tuple(by_case[replay.spec.question.case_digest()]),
+            reference=nearest.get(replay.spec.mark.reference or "", nobody).to(replay),
+            float64=nearest.get(replay.spec.mark.float64 or "", nobody).to(replay),
+            repeats=repeats[replay.spec.question.case_digest()],
             fetch=fetch,
-            reference_repeats=tuple(
-                one for one in by_case.get(replay.spec.mark.reference or "", []) if _same_place(replay, one)
-            ),
+            reference_repeats=in_place.get((replay.spec.mark.reference or "", _place(replay)), ()),
+            found=found,
         )
         for replay in replays
     ]
 
 
-def _same_place(ours: Replay, theirs: Replay) -> bool:
-    return (ours.machine, ours.spec.setting.environment) == (theirs.machine, theirs.spec.setting.environment)
+def _place(replay: Replay) -> tuple[str, str]:
+    return (replay.machine, replay.spec.setting.environment)
 
 
-def _nearest(replay: Replay, candidates: Sequence[Replay]) -> Replay | None:
-    """Of the same machine before all, then of the same repeat and way of running; limits and attempts do not count."""
-    return min(candidates, key=lambda other: _distance(replay, other), default=None)
+class _Nearest:
+    """Finds, among the replays of one case, the one that is run most like another: on the same machine before all, then
+    as the same repeat and in the same way; limits and attempts do not count.
+    """
+
+    def __init__(self, candidates: Sequence[Replay]) -> None:
+        self._candidates = candidates
+        self._alike: dict[tuple[object, ...], dict[object, list[Replay]]] = {}
+        """By what the earlier properties are (None where no candidate has the value), then by the next one."""
+
+    def to(self, replay: Replay) -> Replay | None:
+        """The first of the nearest. None if there is no candidate."""
+        left: Sequence[Replay] = self._candidates
+        before: tuple[object, ...] = ()
+        for at, value in enumerate(_properties(replay)):
+            if len(left) < 2:
+                break
+            if before not in self._alike:
+                grouped: dict[object, list[Replay]] = {}
+                for candidate in left:
+                    grouped.setdefault(_properties(candidate)[at], []).append(candidate)
+                self._alike[before] = grouped
+            alike = self._alike[before].get(value)
+            before = (*before, value if alike else None)
+            left = alike or left
+        return left[0] if left else None
 
 
-def _distance(replay: Replay, other: Replay) -> tuple[bool, ...]:
-    ours, theirs = replay.spec.setting, other.spec.setting
+def _properties(replay: Replay) -> tuple[object, ...]:
+    """What makes one replay nearer than another, the first above all."""
+    setting = replay.spec.setting
     names = ("environment", "interpreter", "variables", "repeat", "sources", "isolation", "hash_seed")
-    return (replay.machine != other.machine, *(getattr(ours, name) != getattr(theirs, name) for name in names))
+    values = (
+        tuple(sorted(value.items())) if name == "variables" else value
+        for name in names
+        for value in [getattr(setting, name)]
+    )
+    return (replay.machine, *values)
 
 
 def judge(replay: Replay, context: Context) -> Verdict:
@@ -130,8 +177,14 @@ def judge(replay: Replay, context: Context) -> Verdict:
         return Verdict(CANNOT_SAY, (f"not observed: {record.outcome.detail}",))
     if is_ruler(replay) and record.outcome.kind != "finished":
         return Verdict(CANNOT_SAY, (f"the float64 reference measures no rounding: {ending(record)}",))
-    expected = [expectation_from_json(data) for data in replay.spec.mark.expectations]
-    found = [_judge(one, replay, record, context) for one in expected] or [_finished(record)]
+    try:
+        expected = [expectation_from_json(data) for data in replay.spec.mark.expectations]
+        found = [_judge(one, replay, record, context) for one in expected] or [_finished(record)]
+        if not any(isinstance(one, ENDINGS) for one in expected) and _finished(record) not in found:
+            found += [] if record.outcome.kind == "finished" else [_finished(record)]
+    except (ScenarioError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        # Somebody else's record may expect anything; ours expects what a scenario could be written with.
+        return Verdict(CANNOT_SAY, (f"what is expected cannot be judged: {error}"[:240],))
     words = [word for word, _ in found]
     worst = next((word for word in (NOT_AS_EXPECTED, CANNOT_SAY) if word in words), AS_EXPECTED)
     early = _before_the_case(record, expected)
@@ -147,8 +200,8 @@ def _before_the_case(record: Record, expected: Sequence[Expectation]) -> str:
     outcome = record.outcome
     if outcome.kind != "finished" and outcome.phase == "inputs":
         return f"it ended before the case was called: {ending(record)}"
-    if outcome.kind == "timed_out" and outcome.phase is None and record.observation is None:
-        return f"it ended before the inputs were made: {ending(record)}"
+    if outcome.kind in ("timed_out", "died") and outcome.phase is None and record.observation is None:
+        return f"it left no word of its phase, so it may have ended before the case was called: {ending(record)}"
     named = any(isinstance(one, Raises) and one.type.endswith("ScenarioError") for one in expected)
     if outcome.kind == "raised" and outcome.type == "experiments.scenario.ScenarioError" and not named:
         return f"the scenario cannot be run as it is written: {ending(record)}"
@@ -245,28 +298,50 @@ _REFUSED = re.compile(r"(?:tried|Tried) to allocate (\d+) bytes")
 
 def _refuses(expected: Refuses, record: Record) -> tuple[str, str]:
     found = _REFUSED.search(record.outcome.message or "")
-    if record.outcome.kind != "raised" or found is None:
+    types = {name.rpartition(".")[2] for name in (record.outcome.type or "", *record.outcome.bases)}
+    if record.outcome.kind != "raised" or found is None or not types & {"RuntimeError", "MemoryError"}:
         return NOT_AS_EXPECTED, f"expected a refused allocation: {ending(record)}"
     return _says(int(found.group(1)) == expected.bytes, f"refused {found.group(1)} bytes, expected {expected.bytes}")
 
 
 def _varies(expected: Varies, context: Context) -> tuple[str, str]:
     """Of the repeats that ran, how many fail, and how many finish with other values than most do."""
-    plain = [other.plain for other in context.repeats if other.plain is not None]
-    ran = [record for record in plain if record.outcome.kind not in ("not_run", "not_observed")]
+    ran, finished, results, usual = _results(context)
     if not ran:
         return CANNOT_SAY, "no repeat has run"
-    finished = [record for record in ran if record.outcome.kind == "finished"]
-    failed = len(ran) - len(finished)
-    results = Counter(_values(record) for record in finished)
-    other = len(finished) - max(results.values(), default=0)
-    shown = f"failed in {failed} of {len(ran)} repeats"
-    if len(ran) < 2 and expected.of != "endings":
+    failed, other = ran - finished, finished - usual
+    if expected.of == "values" and not finished:
+        return CANNOT_SAY, f"failed in {failed} of {ran} repeats, so there are no values to compare"
+    shown = f"failed in {failed} of {ran} repeats"
+    if ran < 2 and expected.of != "endings":
         return CANNOT_SAY, f"{shown}; one result alone does not show whether results vary"
     if finished and expected.of != "endings":
-        shown += f"; the {len(finished)} that finished show {len(results)} different results"
+        shown += f"; the {finished} that finished show {results} different results"
     astray = {"endings": failed, "values": other, "results": failed + other}[expected.of]
-    return _says(expected.at_least <= astray / len(ran) <= expected.at_most, shown)
+    return _says(expected.at_least <= astray / ran <= expected.at_most, shown)
+
+
+def _results(context: Context) -> tuple[int, int, int, int]:
+    """How many repeats ran and finished, how many different results those show, and how many show the most common."""
+
+    def count() -> tuple[int, int, int, int]:
+        plain = [other.plain for other in context.repeats if other.plain is not None]
+        ran = [record for record in plain if record.outcome.kind not in ("not_run", "not_observed")]
+        finished = [record for record in ran if record.outcome.kind == "finished"]
+        results = Counter(_values(record) for record in finished)
+        return len(ran), len(finished), len(results), max(results.values(), default=0)
+
+    return _once(context, "results", context.repeats, count)
+
+
+def _once(context: Context, what: str, rests_on: Sequence[object], find: Callable[[], Found]) -> Found:
+    """What `find` gives, found once for all contexts of a sweep in which it rests on the same objects."""
+    key = (what, *map(id, rests_on))
+    if key not in context.found:
+        # The objects are kept beside it: an id may be given anew only when its object is gone.
+        context.found[key] = (rests_on, find())
+    made: Found = context.found[key][1]
+    return made
 
 
 def _values(record: Record) -> str:
@@ -277,6 +352,13 @@ def _values(record: Record) -> str:
     tensors = [[tensor.role, tensor.name, tensor.digest] for tensor in seen.tensors]
     observed = [[one.name, normalize_value(one.value)] for one in seen.observed if one.kind == "evidence"]
     return canonical([tensors, observed])
+
+
+_BOOKKEEPING = frozenset(
+    f"aten::{name}"
+    for name in ("detach", "detach_", "alias", "empty", "empty_like", "empty_strided", "lift_fresh", "set_", "view")
+) | {"detach", "detach_"}
+"""Operators by which checkpoint itself makes the inputs of a recomputation: none of them does a case's work."""
 
 
 def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[str, str]:
@@ -296,7 +378,7 @@ def _recomputes_without(expected: RecomputesWithout, replay: Replay) -> tuple[st
     forward, again = expected.operator in listed.get("forward", ()), expected.operator in listed["recomputation"]
     first, second = ("in" if there else "not in" for there in (forward, again))
     where = f"{expected.operator}: {first} forward, {second} recomputation"
-    instead = listed["recomputation"] - listed.get("forward", set())
+    instead = listed["recomputation"] - listed.get("forward", set()) - _BOOKKEEPING
     if forward and not again and not instead:
         # It may lie outside the checkpoint, or after what recomputation stops at.
         return NOT_AS_EXPECTED, f"{where}, in which no other operator ran instead"
@@ -365,7 +447,7 @@ def _compared(expected: Agrees | Differs, record: Record, context: Context) -> t
         return CANNOT_SAY, "the reference has not finished"
     if _gradients(record) != _gradients(reference):
         return (AS_EXPECTED if isinstance(expected, Differs) else NOT_AS_EXPECTED), "other inputs get a gradient"
-    form = _other_form(record, reference)
+    form = _other_form(record, reference, bits=isinstance(expected, Agrees) and expected.bitwise)
     if form:
         return (CANNOT_SAY if isinstance(expected, Differs) else NOT_AS_EXPECTED), form
     found = differences(record, reference, context.fetch)
@@ -375,7 +457,8 @@ def _compared(expected: Agrees | Differs, record: Record, context: Context) -> t
     if unsteady:
         return CANNOT_SAY, unsteady
     if isinstance(expected, Differs):
-        return _differs(expected, found)
+        word, reason = _differs(expected, found, _own_spread(context, reference))
+        return word, reason if _was_seen_twice(context) else f"{reason}; the reference ran once"
     return _same_bits(found) if expected.bitwise else _within(record, reference, found, context)
 
 
@@ -389,8 +472,10 @@ def _outputs(record: Record) -> list[str]:
     return [t.name for t in (seen.tensors if seen else ()) if t.role == "output"]
 
 
-def _other_form(record: Record, reference: Record) -> str:
-    """The first tensor that has another shape or layout than the reference's, in words. Empty if none has."""
+def _other_form(record: Record, reference: Record, *, bits: bool) -> str:
+    """The first tensor that has another shape, layout or kind of number than the reference's, in words; where `bits`
+    are asked for another dtype. Empty if none has.
+    """
     others = {(t.role, t.name): t for t in (reference.observation.tensors if reference.observation else ())}
     for tensor in record.observation.tensors if record.observation else ():
         other = others.get((tensor.role, tensor.name))
@@ -399,6 +484,9 @@ def _other_form(record: Record, reference: Record) -> str:
         ours, theirs = ((one.shape, one.layout, one.digest is None) for one in (tensor, other))
         if ours != theirs:
             return f"{tensor.role} {tensor.name} is {_form(tensor)}, the reference's {_form(other)}"
+        rounded = is_rounded(tensor.dtype or "") and is_rounded(other.dtype or "")
+        if tensor.dtype != other.dtype and (bits or not rounded):
+            return f"{tensor.role} {tensor.name} is of {tensor.dtype}, the reference's of {other.dtype}"
     return ""
 
 
@@ -412,6 +500,12 @@ def _unsteady(context: Context, reference: Record, *, bits: bool) -> str:
     as little as rounding. Empty if it does not.
     """
     exact = context.float64.plain if context.float64 is not None else None
+    rests_on = (reference, exact, context.reference, *context.reference_repeats)
+    return _once(context, f"unsteady, bits={bits}", rests_on, lambda: _itself(context, reference, exact, bits=bits))
+
+
+def _itself(context: Context, reference: Record, exact: Record | None, *, bits: bool) -> str:
+    """In what the reference differs from itself, as `_unsteady` has it."""
     ruler = read_ruler(reference, exact, context.fetch).allowed if _has_finished(exact) and exact is not None else {}
     for other in (context.reference, *context.reference_repeats):
         for name, record in sorted(other.records.items()) if other is not None else ():
@@ -427,6 +521,13 @@ def _unsteady(context: Context, reference: Record, *, bits: bool) -> str:
                     how = "in other bits, within rounding" if within else f"by {item.seen}"
                     return f"the reference differs from itself {how}: {item.role} {item.name} {where}"
     return ""
+
+
+def _was_seen_twice(context: Context) -> bool:
+    """Whether the reference could differ from itself: it ran in two processes."""
+    references = {id(one): one for one in (context.reference, *context.reference_repeats) if one is not None}
+    ran = [record for one in references.values() for record in one.records.values() if record.outcome.kind != "not_run"]
+    return len(ran) > 1
 
 
 def _has_finished(record: Record | None) -> bool:
@@ -449,11 +550,33 @@ def _same_bits(found: Sequence[Difference]) -> tuple[str, str]:
     return NOT_AS_EXPECTED, f"other bits than the reference in {names}: {_widest(found)}"
 
 
-def _differs(expected: Differs, found: Sequence[Difference]) -> tuple[str, str]:
-    """By enough in some element; what was not seen decides nothing."""
+def _own_spread(context: Context, reference: Record) -> dict[tuple[str, str], float]:
+    """What the reference's tensors differ by among its own repeats and passes, by role and name."""
+
+    def find() -> dict[tuple[str, str], float]:
+        spread: dict[tuple[str, str], float] = {}
+        for other in (context.reference, *context.reference_repeats):
+            for record in other.records.values() if other is not None else ():
+                for item in differences(reference, record, context.fetch):
+                    key = (item.role, item.name)
+                    spread[key] = max(spread.get(key, 0.0), item.at_most)
+        return spread
+
+    return _once(context, "spread", (reference, context.reference, *context.reference_repeats), find)
+
+
+def _differs(
+    expected: Differs, found: Sequence[Difference], spread: Mapping[tuple[str, str], float]
+) -> tuple[str, str]:
+    """By enough in some element, and by more than twice what the reference differs from itself; what was not seen
+    decides nothing.
+    """
     shown = f"{_widest(found)}, expected at least {expected.by_at_least:g}"
-    if any(item.at_least >= expected.by_at_least for item in found):
+    enough = [item for item in found if item.at_least >= expected.by_at_least]
+    if any(item.at_least > 2 * spread.get((item.role, item.name), 0.0) for item in enough):
         return AS_EXPECTED, shown
+    if enough:
+        return CANNOT_SAY, f"{shown}; the reference differs from itself by as much"
     undecided = [item for item in found if not item.at_most < expected.by_at_least]
     if undecided:
         names = ", ".join(f"{item.role} {item.name}" for item in undecided)
@@ -505,6 +628,7 @@ def _row(
     if not limit.holds(error):
         reason = f"an element of {name} is off by {error.beyond:.3g} more than {PLACES} of its own last places"
         return NOT_AS_EXPECTED, f"{reason}, from float64; the reference by {limit.own_error:.3g} at most"
-    if not error.at_most <= limit.total:
+    unseen = error.compared < error.elements and not error.at_most <= limit.beyond
+    if not error.at_most <= limit.total or unseen:
         return CANNOT_SAY, f"{name} is off by {error.seen} from float64, and not all elements are at hand; {allows}"
     return AS_EXPECTED, ""

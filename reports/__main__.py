@@ -8,6 +8,11 @@ python -m reports publish [--sweep ID] [--name NAME]
 
 from __future__ import annotations
 
+from experiments import streams
+
+if __name__ == "__main__":
+    streams.begin("reports: stopped; nothing was begun yet")
+
 import argparse
 import contextlib
 import json
@@ -17,8 +22,10 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
+from experiments.addresses import masked
 from experiments.record import RecordError, Replay, machine_identity, replays
 from experiments.verdict import Verdict, contexts, judge
+from experiments.visible import visible
 from reports import files, junit, pictures, summary
 from reports.across import CANNOT, Across, Pair
 from reports.claims import Decided, as_rows, as_text
@@ -26,7 +33,6 @@ from reports.files import ReportError
 from reports.sources import BundleSource, Source
 from store import bundle
 from store.archive import Archive, ArchiveError
-from store.publisher import visible
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT_REPORTS = ROOT / "reports" / "evidence"
@@ -40,16 +46,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given if _names_a_command(given) else ["write", *given])
     try:
-        status = int(options.run(options))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read us has seen enough, as `head` does; what is left must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return int(options.run(options))
     except (ReportError, ArchiveError, RecordError, OSError) as error:
-        print(f"reports: {visible(str(error))}", file=sys.stderr)
+        print(f"reports: {visible(masked(str(error)))}", file=sys.stderr)
         return 2
-    return status
+    except KeyboardInterrupt:
+        print(f"reports: stopped; {_STOPPED.get(options.run, 'nothing was changed')}", file=sys.stderr)
+        return streams.INTERRUPTED
+
+
+@contextlib.contextmanager
+def _of_somebody_else(what: str) -> Iterator[None]:
+    """What a stranger wrote may be anything, also where it is what the report is about: that is a sentence, too."""
+    try:
+        yield
+    except (ReportError, ArchiveError, RecordError, OSError):
+        raise
+    except Exception as error:
+        raise ReportError(f"nothing can be made of {what}: {type(error).__name__}: {error}"[:500]) from error
 
 
 def _names_a_command(given: Sequence[str]) -> bool:
@@ -65,16 +79,26 @@ def _archive(options: argparse.Namespace) -> Archive:
     return Archive.open(options.archive, Path(options.blobs), create=False)
 
 
+def _whose(archive: Archive, sweep: str) -> contextlib.AbstractContextManager[None]:
+    """A sweep that was run here is our own, and what fails is ours to mend."""
+    origin = archive.sweep(sweep).origin
+    return contextlib.nullcontext() if origin is None else _of_somebody_else(f"sweep {sweep}, added from {origin.file}")
+
+
 @contextlib.contextmanager
 def _sweep_of_archive(options: argparse.Namespace) -> Iterator[tuple[Archive, str]]:
     """The archive and the sweep asked for, or else the latest. If that was not run here, stderr says so."""
     with _archive(options) as archive:
         if options.sweep:
+            archive.refuse_excluded(options.sweep)
             yield archive, options.sweep
             return
         chosen = files.latest_of_all(archive)
+        archive.refuse_excluded(chosen.id)
         if chosen.origin is not None:
-            told = f"no sweep was run here; taken is {chosen.id}, added from {chosen.origin.file}"
+            hidden = any(one.origin is None for one in files.out_of_sight(archive))
+            ours = "every sweep that was run here is excluded" if hidden else "no sweep was run here"
+            told = f"{ours}; taken is {chosen.id}, added from {chosen.origin.file}"
             print(f"reports: {visible(told)} at {chosen.origin.added_at[:19]}Z", file=sys.stderr)
         yield archive, chosen.id
 
@@ -100,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m reports",
         description="Reports and rulings on claims, from the archive or bundles. Without COMMAND: write.",
-        epilog="Exit status: 0 done, 1 something differs (write --gate), 2 could not. "
+        epilog="Exit status: 0 done, 1 something differs (write --gate), 2 could not, 130 interrupted. "
         "`python -m store list --sweeps` lists the sweeps.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -132,8 +156,8 @@ examples:
   python -m reports one.zip                             a bundle's sweep, without an archive
   python -m reports one.zip two.zip                     compared with that of another bundle as well
 
-exit status: 0 written, 1 written and something differs (--gate only), 2 could not. Whether verdicts are as expected
-does not show in it. The path of the report goes to stdout, all else to stderr.
+exit status: 0 written, 1 written and something differs (--gate only), 2 could not, 130 interrupted. Whether verdicts
+are as expected does not show in it. The path of the report goes to stdout, all else to stderr.
 """
 
 
@@ -185,25 +209,35 @@ def _write(options: argparse.Namespace) -> int:
     if options.gate and options.gate.endswith(".zip"):
         raise ReportError("--gate takes the name of a setting; name FILE.zip before the options")
     if not options.files:
-        with _sweep_of_archive(options) as (archive, sweep):
+        with _sweep_of_archive(options) as (archive, sweep), _whose(archive, sweep):
             return _written(archive, sweep, sweep, page, options)
-    with _sweep_of_file(options.files[0], options) as (source, sweep):
+    with _of_somebody_else(options.files[0].name), _sweep_of_file(options.files[0], options) as (source, sweep):
         return _written(source, sweep, source.stem, page, options)
 
 
 def _written(source: Source, sweep: str, stem: str, page: Path | None, options: argparse.Namespace) -> int:
     """The report first: what is asked for beside it may fail, and then it is there to look at."""
     made = files.report(source, sweep, stem, None if options.alone else files.PUBLISHED, options.files[1:])
-    path = files.keep(made, Path(options.to), stem)
-    print(path)
+    with _elsewhere("--to FOLDER"):
+        path = files.keep(made, Path(options.to), stem)
+    print(visible(str(path)))
     if options.junit is not None or page is not None:
         judged = _judged(source, sweep)
         if options.junit is not None:
-            options.junit.parent.mkdir(parents=True, exist_ok=True)
-            files.replace(options.junit, junit.document(sweep, judged, made.across))
+            with _elsewhere("--junit FILE"):
+                files.replace(options.junit, junit.document(sweep, judged, made.across))
         if page is not None:
             _summarize(page, summary.sections(sweep, [verdict for _, verdict in judged], made.across, path))
     return 0 if options.gate is None else _gate(made.across, options.gate)
+
+
+@contextlib.contextmanager
+def _elsewhere(option: str) -> Iterator[None]:
+    """What cannot be written may be written elsewhere."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{error}; name another place with {option}") from error
 
 
 def _judged(archive: Source, sweep: str) -> list[tuple[Replay, Verdict]]:
@@ -248,13 +282,17 @@ def _gate(found: Across | None, name: str) -> int:
 
 
 def _held_against(found: Across | None, name: str) -> list[Pair]:
-    published = [one.name for one in (found.others if found else ()) if one.origin not in UNPUBLISHED]
+    published = [one.name for one in (found.others if found else ()) if _is_published(one.origin)]
     if name and name not in published:
         known = ", ".join(visible(one) for one in published) or "none"
         raise ReportError(
             f"--gate {name}: no published setting that has run something of this sweep is called so. Published: {known}"
         )
     return [pair for pair in (found.pairs if found else ()) if pair.setting in ([name] if name else published)]
+
+
+def _is_published(origin: str) -> bool:
+    return origin not in UNPUBLISHED and not origin.startswith(files.ADDED)
 
 
 def _said(pair: Pair) -> str:
@@ -280,15 +318,23 @@ def _claims(options: argparse.Namespace) -> int:
 
 def _claims_of_archive(options: argparse.Namespace) -> Decided:
     if options.all:
-        with _archive(options) as archive:
-            return files.rulings(archive, None)
-    with _sweep_of_archive(options) as (archive, sweep):
+        with _archive(options) as archive, _of_somebody_else("every sweep of the archive together"):
+            files.refuse_if_all_is_excluded(archive)
+            return _rulings_of_all(archive)
+    with _sweep_of_archive(options) as (archive, sweep), _whose(archive, sweep):
         return files.rulings(archive, sweep)
 
 
 def _claims_of_file(path: Path, options: argparse.Namespace) -> Decided:
-    with _sweep_of_file(path, options) as (source, sweep):
-        return files.rulings(source, None if options.all else sweep)
+    with _of_somebody_else(path.name), _sweep_of_file(path, options) as (source, sweep):
+        return _rulings_of_all(source) if options.all else files.rulings(source, sweep)
+
+
+def _rulings_of_all(source: Source) -> Decided:
+    found, failed = files.rulings_of_all(source)
+    for one in failed:
+        print(f"reports: sweep {visible(one.name)} is left out: {visible(one.reason)}", file=sys.stderr)
+    return found
 
 
 def _publish(options: argparse.Namespace) -> int:
@@ -297,6 +343,7 @@ def _publish(options: argparse.Namespace) -> int:
     """
     with _archive(options) as archive:
         sweep = options.sweep or files.latest(archive)
+        archive.refuse_excluded(sweep)
         name = options.name or _name(archive, sweep)
         if not re.fullmatch(r"[\w.-]+", name):
             raise ReportError(f"--name {name!r}: use letters, digits, dots, hyphens and underscores")
@@ -337,5 +384,10 @@ def _name(archive: Archive, sweep: str) -> str:
     return "-".join([*parts, kind, machine_identity(machine)[:8], *named]).lower().replace(" ", "_")
 
 
+_KEPT = "each file is the old one or the new one, and none is there in part; the same command writes them all"
+_STOPPED = {_write: _KEPT, _publish: _KEPT}
+"""What is left of a command that Ctrl-C ended, where it may have changed something."""
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(streams.status("reports", main))

@@ -5,6 +5,7 @@ No file is read, nothing is rendered here.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +32,10 @@ from experiments.record import Replay, canonical
 from experiments.verdict import contexts
 from reports.reported import Reported
 
+EVERY = "all"
+"""What stands for every setting where one is named, so none has this name."""
+LONGEST_NAME = 80
+"""Characters of a setting's name."""
 AGREES = 2
 """Ranks up to this one agree: identical, and equal within rounding."""
 CANNOT = 6
@@ -42,10 +47,60 @@ class Origin:
     """Replays from one place: a sweep, the rest of the archive, a bundle."""
 
     name: str
-    """``here``, ``archive``, the name of a bundle, or the id of a counter-replay's sweep."""
+    """``here``, ``archive``, ``archive: `` and the file from which it was added, the name of a bundle, or the id of a
+    counter-replay's sweep.
+    """
     replays: tuple[Replay, ...]
     facts: Mapping[str, Mapping[str, Any]]
     """Machine documents by digest."""
+
+
+CANNOT_BE = "cannot be compared"
+MOST_SETTINGS = 24
+"""Settings of one origin that are set beside a sweep."""
+LARGEST_FETCHED = 1 << 26
+"""Bytes of tensors that are looked at to compare with one bundle; with the rest of the archive four times as many. Of
+those that were published the one that differs in most cases takes 26 million."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a sweep could not be set beside."""
+
+    name: str
+    """An origin, or a setting or computer of one."""
+    reason: str
+    """Begins with `CANNOT_BE`."""
+
+
+def why_not(error: Exception) -> str:
+    """Why something cannot be compared, in one sentence."""
+    return f"{CANNOT_BE}: {type(error).__name__}: {error}"[:300]
+
+
+class _TooLargeError(Exception):
+    """More was to be looked at than is."""
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"too much of the tensors of {origin} would have to be looked at")
+
+
+class _Metered:
+    """Content by digest, up to `LARGEST_FETCHED`: what somebody else wrote decides how much is asked for."""
+
+    def __init__(self, origin: str, fetch: Fetch) -> None:
+        most = 4 * LARGEST_FETCHED if origin == "archive" else LARGEST_FETCHED
+        self._origin, self._fetch, self._left = origin, fetch, most
+        self._counted: set[str] = set()
+
+    def __call__(self, name: str) -> bytes | None:
+        if self._left < 0:
+            raise _TooLargeError(self._origin)
+        content = self._fetch(name)
+        if name not in self._counted:
+            self._counted.add(name)
+            self._left -= len(content or b"")
+        return content
 
 
 @dataclass(frozen=True)
@@ -124,6 +179,8 @@ class Across:
     reported: tuple[Reported, ...]
     planned: int
     """Cases that the sweep set out to run."""
+    failed: tuple[Failed, ...]
+    """What it could not be set beside at all."""
 
     @cached_property
     def by_setting(self) -> dict[str, list[Pair]]:
@@ -178,11 +235,13 @@ def across(
         return None
     here = replace(max(own, key=lambda one: len(one.replays)), name="here", origin="here")
     asked = {replay.spec.question.case_digest() for replay in here.replays}
-    listed = _others(here, others, asked)
+    every = _others(here, others, asked)
+    listed = tuple(one for one in every if _place(one, every) < MOST_SETTINGS)
     shown = [counter_replay(one.name, one.replays, one.facts) for one in counter]
     proofs = tuple(one for one in shown if one is not None)
     ours = _Measured(here, fetch)
-    pairs = tuple(pair for one in listed for pair in _pairs(here, ours, one, fetch))
+    metered = {one.origin: _Metered(one.origin, fetch) for one in listed}
+    pairs = tuple(pair for one in listed for pair in _pairs(here, ours, one, metered[one.origin]))
     whole = [here, *listed]
     return Across(
         here=here,
@@ -195,7 +254,20 @@ def across(
         distances=tuple(distances(one.name, pairs, fetch) for one in listed),
         reported=tuple(reported),
         planned=planned,
+        failed=tuple(_left_out(every)),
     )
+
+
+def _place(one: ComputerSetting, every: Sequence[ComputerSetting]) -> int:
+    """Which setting of its origin it is, from 0."""
+    return [other.name for other in every if other.origin == one.origin].index(one.name)
+
+
+def _left_out(every: Sequence[ComputerSetting]) -> Iterator[Failed]:
+    for origin, number in Counter(one.origin for one in every).items():
+        if number > MOST_SETTINGS:
+            why = f"it has {number} settings; the first {MOST_SETTINGS} are compared"
+            yield Failed(origin, f"{CANNOT_BE}: {why}")
 
 
 def _others(here: ComputerSetting, others: Sequence[Origin], asked: set[str]) -> tuple[ComputerSetting, ...]:
@@ -220,7 +292,7 @@ def _is_past(one: ComputerSetting, here: ComputerSetting) -> bool:
 
 def _numbered(listed: Sequence[ComputerSetting], here: str) -> Iterator[ComputerSetting]:
     """Each under its name, numbered if another has it."""
-    taken = {here}
+    taken = {here, EVERY}
     for one in listed:
         name = next(
             name for name in chain([one.name], (f"{one.name}-{number}" for number in count(2))) if name not in taken
@@ -242,7 +314,14 @@ def _name(one: ComputerSetting, here: ComputerSetting) -> str:
         parts.append("cuda")
     if _fact(one, HOST, "host") != _fact(here, HOST, "host"):
         parts.append(_fact(one, HOST, "host")[:4])
-    return "-".join(part.replace(" ", "_") for part in parts)
+    return _safe("-".join(part.replace(" ", "_") for part in parts))
+
+
+def _safe(name: str) -> str:
+    """A setting's name is typed after PROVE= and printed anywhere, and a stranger may have chosen it: only letters,
+    digits and marks that nothing takes for more than themselves.
+    """
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", name)[:LONGEST_NAME] or "_"
 
 
 def _fact(one: ComputerSetting, factor: str, name: str) -> str:
@@ -274,10 +353,18 @@ def _pairs(here: ComputerSetting, ours: _Measured, other: ComputerSetting, fetch
         if found is None:
             yield Pair(other.name, replay, None, Agreement(CANNOT, _absent(replay, other), "", ()))
             continue
+        yield Pair(other.name, replay, found, _agreement(case, ours, theirs, replay, found, fetch))
+
+
+def _agreement(case: str, ours: _Measured, theirs: _Measured, replay: Replay, found: Replay, fetch: Fetch) -> Agreement:
+    """How closely a case agrees. What somebody else wrote may be anything, and stops no report."""
+    try:
         agreement = rank(replay, found, fetch)
         if agreement.rank not in (1, CANNOT):
             agreement = rank(replay, found, fetch, limits(ours.noise(case), theirs.noise(case)))
-        yield Pair(other.name, replay, found, agreement)
+    except Exception as error:  # noqa: BLE001 - see above
+        return Agreement(CANNOT, why_not(error), "", ())
+    return agreement
 
 
 def _absent(replay: Replay, other: ComputerSetting) -> str:

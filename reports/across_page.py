@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Iterator, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from experiments.agreement import RANKS
 from experiments.causes import PROVEN, REPEATS, Cause
@@ -17,11 +17,13 @@ from store.publisher import code
 
 SHOWN = 40
 """Rows of a table that are shown; the rest is folded."""
+MOST_FACTORS = 200
+"""Rows of the table of facts: a stranger's document may have any number. A worker tells of 75."""
 
 
 def page(found: Across, image: str = "") -> list[list[str]]:
     """The sections of the report on other settings; `image` is the file name of the figure."""
-    if not found.others and not found.reported:
+    if not found.others and not found.reported and not found.failed:
         return []
     parts = (_where(found), funnel(found), _causes(found), _matrix(found), _differences(found, image))
     return [part for part in (*parts, _not_compared(found)) if part]
@@ -160,7 +162,8 @@ def _equal_everywhere(found: Across) -> list[str]:
     """Facts that are the same under all settings, said once, and those that are not."""
     whole = (found.here, *found.others)
     names = sorted({name for one in whole for name in one.factors})
-    other = [name for name in names if any(name in differing(found.here, one) for one in found.others)]
+    unlike = {one.name: set(differing(found.here, one)) for one in found.others}
+    other = [name for name in names if any(name in factors for factors in unlike.values())]
     lines = []
     if other:
         split = {one.factor: one for one in found.splits}
@@ -170,9 +173,9 @@ def _equal_everywhere(found: Across) -> list[str]:
                 prose(label(name)),
                 f"{split[name].decides} of {split[name].of}" if name in split else "0",
                 f"{split[name].along} of {split[name].pairs}" if name in split else "0",
-                *("; ".join(_values(name, one, found)) for one in whole),
+                *("; ".join(_values(name, one, found, unlike)) for one in whole),
             ]
-            for name in ranked
+            for name in ranked[:MOST_FACTORS]
         ]
         head = ("factor", "would decide", "goes along with", *(code(one.name) for one in whole))
         said = (
@@ -180,16 +183,17 @@ def _equal_everywhere(found: Across) -> list[str]:
             "if settings of one value always have one evidence; it goes along with a difference between this setting "
             "and another if it differs, too. Neither proves a cause: see below. Empty: as here."
         )
-        lines = ["", "### Facts that split the settings", "", said, "", *table(head, rows)]
+        more = ["", f"And {count(len(ranked) - len(rows), 'fact', 'facts')} more."] if ranked[MOST_FACTORS:] else []
+        lines = ["", "### Facts that split the settings", "", said, "", *table(head, rows), *more]
     same = [name for name in names if name not in other and name in found.here.factors]
     rows = [[prose(label(name)), code(value(found.here, name))] for name in same]
     return [*lines, "", *folded("Facts that are equal everywhere", table(("factor", "value"), rows))]
 
 
-def _values(name: str, one: ComputerSetting, found: Across) -> Iterator[str]:
+def _values(name: str, one: ComputerSetting, found: Across, unlike: Mapping[str, set[str]]) -> Iterator[str]:
     if one is found.here:
         yield code(_short(value(found.here, name)))
-    elif name in differing(found.here, one):
+    elif name in unlike[one.name]:
         yield code(_short(value(one, name, found.here)))
 
 
@@ -239,6 +243,7 @@ def _causes(found: Across) -> list[str]:
         for name, listed in found.causes.items()
         for one in listed
     ]
+    rows += [[code(name), "none that is recorded", "", "", said, "", ""] for name, said in _unexplained(found)]
     if not rows:
         return []
     proven = Counter(one.factor for listed in found.causes.values() for one in listed if one.word == PROVEN)
@@ -255,6 +260,18 @@ def _causes(found: Across) -> list[str]:
         "",
         *table(head, rows),
     ]
+
+
+def _unexplained(found: Across) -> Iterator[tuple[str, str]]:
+    """Settings whose evidence is not ours, though nothing that is recorded of them differs; how much of it is not."""
+    for name, listed in found.causes.items():
+        unlike = [pair for pair in found.by_setting[name] if pair.compared and pair.agreement.rank != 1]
+        if unlike and not listed:
+            said = (
+                f"{count(len(unlike), 'case gives', 'cases give')} other evidence; a case may not repeat its own: "
+                "run it again to see"
+            )
+            yield name, said
 
 
 _PROOF = (
@@ -400,12 +417,13 @@ def _not_compared(found: Across) -> list[str]:
     for pair in found.pairs:
         if not pair.compared or pair.agreement.rank == CANNOT:
             reasons.setdefault(pair.agreement.rule, {}).setdefault(pair.setting, []).append(pair)
-    if not reasons:
-        return []
     rows = [
         [prose(why), code(setting), str(len(pairs)), _names(sorted({pair.scenario for pair in pairs})[:6])]
         for why, by_setting in sorted(reasons.items())
         for setting, pairs in by_setting.items()
     ]
+    rows += [[prose(one.reason), code(one.name), "", ""] for one in found.failed]
+    if not rows:
+        return []
     head = ("why", "setting", "cases", "of")
     return ["## What could not be compared with other settings", "", *table(head, rows)]

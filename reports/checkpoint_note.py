@@ -186,13 +186,13 @@ def _same_evidence(listed: Sequence[Replay]) -> Look:
 
 
 def _is_explicit(record: Record) -> bool:
-    return record.outcome.kind == "raised" and not gradients(record)
+    return record.outcome.kind == "raised"
 
 
 def _explicit(evidence: Evidence) -> Ruling:
     found = evidence.find(_cases(BROKEN), plainly(_is_explicit))
     silent = evidence.find(Cases(SILENT, (BROKEN,)), _is_within_rounding)
-    statements = [speaks_for(found, "an exception, and no gradient is left", "no exception, or a gradient is left")]
+    statements = [speaks_for(found, "an exception", "no exception")]
     if silent.units:
         changed = "; ".join(_silently(silent, evidence))
         quiet = "beside it, with use_reentrant=True the same change of policy is silent, and it is"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Iterator, Sequence
 
 from experiments.verdict import Ruling
+from experiments.visible import visible
 from reports import checkpoint_note, compile_note
 from reports.findings import Evidence, gather
 from reports.rulings import Advice, Claim
-from store.publisher import visible
 
 __all__ = ["ADVICE", "CLAIMS", "Decided", "advise", "as_rows", "as_text", "decide", "decide_all", "gather"]
 

@@ -7,15 +7,17 @@ questions it asked, the published bundles, and others that are named; bundles ar
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from experiments.causes import is_counter_replay, plans_counter_replay
 from experiments.record import Record, RecordError, Replay, canonical, digest, parse, replays
-from reports import across_page
-from reports.across import BIN_NAMES, Across, Distances, Origin, across, as_json
-from reports.claims import Decided, advise, decide, decide_all
+from reports import across_page, junit, summary
+from reports.across import BIN_NAMES, CANNOT_BE, Across, Distances, Failed, Origin, across, as_json, why_not
+from reports.claims import Decided, decide_all
 from reports.compare import compare
 from reports.findings import gather
 from reports.markdown import render
@@ -24,9 +26,14 @@ from reports.reported import REPORTED
 from reports.sources import BundleSource, Source
 from store import bundle
 from store.archive import Archive, ArchiveError, SweepProgress
+from store.archive import Origin as Added
+from store.exclusions import WHY
 from store.figures import draw, draw_shares
+from store.origins import quoted
 from store.publisher import key
 
+ADDED = "archive: "
+"""How the origin begins of what the archive has and was not run here; the file follows from which it was added."""
 LEFT_OUT = "Left out are cases without gradients on both sides; counted of them are those that differ beyond rounding."
 PUBLISHED = Path(__file__).resolve().parents[1] / "store" / "published"
 
@@ -55,8 +62,9 @@ def write(archive: Source, sweep: str, folder: Path, stem: str = "", published: 
 
 
 def keep(made: Report, folder: Path, stem: str) -> Path:
-    """Put a report and what lies beside it into `folder`; gives the path of the text."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Put a report and what lies beside it into `folder`; gives the path of the text. Raises OSError, whose message
+    names the file, if it cannot be written.
+    """
     for name, content in made.files.items():
         replace(folder / name, content)
     replace(folder / f"{stem}.md", made.text.encode("utf-8"))
@@ -64,10 +72,18 @@ def keep(made: Report, folder: Path, stem: str) -> Path:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """All of it or nothing, as nobody reads half a report."""
+    """All of it or nothing, as nobody reads half a report. Raises OSError, whose message names the file."""
     beside = path.with_name(f"{path.name}.part")
-    beside.write_bytes(content)
-    beside.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename and Path(error.filename) not in (path, beside) else ""
+        raise OSError(f"{path} cannot be written: {error.strerror or error}{where}") from error
+    finally:
+        with contextlib.suppress(OSError):  # as of a folder that may not be looked into
+            beside.unlink(missing_ok=True)
 
 
 def report(
@@ -86,12 +102,13 @@ def report(
     names = {one.series.name: f"{stem}-{key(one.series.name)}.png" for one in comparison.series}
     alone = published is None and not beside
     found = None if alone else beside_others(archive, sweep, made, published, beside)
-    evidence = gather(made, archive.fetch, machines, {one.name: one.replays for one in found.others} if found else {})
+    decided, found = _decided(made, archive, machines, found)
     shown = found is not None and any(one.elements for one in found.distances)
     image = f"{stem}-machines.png" if shown else ""
     others = [] if found is None else across_page.page(found, image)
     elsewhere = {} if found is None else records_elsewhere(found, _others(archive, published, beside))
-    text = render(sweep, made, comparison, decide(evidence), advise(evidence), names, others, elsewhere)
+    hidden = [str(one) for one in archive.excluded().entries]
+    text = render(sweep, made, comparison, decided.claims, decided.advice, names, others, elsewhere, hidden)
     about = {"Report": digest(text)}
     files = {names[one.series.name]: draw(one, about) for one in comparison.series}
     if found is not None:
@@ -99,6 +116,20 @@ def report(
         if image:
             files[image] = chart(found.distances, about)
     return Report(text, files, found)
+
+
+def _decided(
+    made: Sequence[Replay], archive: Source, machines: Mapping[str, Any], found: Across | None
+) -> tuple[Decided, Across | None]:
+    """What is to be said about the notes: with other settings, unless what these wrote stops it, which is told then."""
+    elsewhere = {one.name: one.replays for one in found.others} if found else {}
+    try:
+        return decide_all(gather(made, archive.fetch, machines, elsewhere)), found
+    except Exception as error:
+        if found is None or not elsewhere:
+            raise
+        told = Failed("claims, of all settings but this", why_not(error))
+        return decide_all(gather(made, archive.fetch, machines)), replace_fields(found, failed=(*found.failed, told))
 
 
 def chart(distances: Sequence[Distances], about: Mapping[str, str]) -> bytes:
@@ -132,13 +163,62 @@ def beside_others(
         bundles = [
             (path, open_.enter_context(bundle.read(path, about))) for path in _others(archive, published, beside)
         ]
-        fetches = [archive.fetch, *(one.fetch for _, one in bundles)]
+        fetch = _any([archive.fetch, *(one.fetch for _, one in bundles)])
         taken = _taken(archive, made)
         other = [(path, one) for path, one in bundles if not set(one.digests) <= taken]  # not this very sweep
         published_too = {name for _, one in bundles for name in one.digests}
-        origins = [_rest(archive, own, published_too), *(_bundled(path, one) for path, one in other)]
-        some = [one for one in origins if one.replays]
-        return across(own, some, _any(fetches), REPORTED, len(planned), counter_replays(archive, sweep))
+        hidden = archive.excluded()
+        files = hidden.of("file")
+        shown = [(path, one) for path, one in other if not (files and _digest_of_manifest(path) in files)]
+        rest, failed = _rest(archive, own, published_too)
+        names = _called([path for path, _ in bundles])
+        origins = [*rest, *(_bundled(names[path], one, hidden.records) for path, one in shown)]
+        counter = counter_replays(archive, sweep)
+
+        def make(some: Sequence[Origin], failed: Sequence[Failed]) -> Across | None:
+            found = across(own, some, fetch, REPORTED, len(planned), counter)
+            found = found and replace_fields(found, failed=(*found.failed, *failed))
+            _look_at(found)
+            return found
+
+        return _contained(make, [one for one in origins if one.replays], failed)
+
+
+def _look_at(found: Across | None) -> None:
+    """Make everything that is shown of other settings, to see that it can be made."""
+    if found is not None:
+        across_page.page(found, "")
+        as_json(found)
+        junit.document("", [], found)
+        summary.sections("", [], found, Path())
+
+
+Make = Callable[[Sequence[Origin], Sequence[Failed]], "Across | None"]
+
+
+def _contained(make: Make, origins: Sequence[Origin], failed: Sequence[Failed]) -> Across | None:
+    """What `make` gives of these origins, without those with which it raises: one by one, by the machine document that
+    their records name. Whatever somebody else wrote, our own report stands.
+    """
+    try:
+        return make(origins, failed)
+    except Exception as error:  # noqa: BLE001 - see above
+        told = why_not(error)
+    failed, kept = list(failed), list[Origin]()
+    for origin in origins:
+        whole = set[int]()
+        for machine in dict.fromkeys(replay.machine for replay in origin.replays):
+            some = tuple(replay for replay in origin.replays if replay.machine == machine)
+            try:
+                make([replace_fields(origin, replays=some)], ())
+                whole.update(map(id, some))
+            except Exception as error:  # noqa: BLE001 - see above
+                failed.append(Failed(f"{origin.name} (facts {machine[:12]})", why_not(error)))
+        kept.append(replace_fields(origin, replays=tuple(one for one in origin.replays if id(one) in whole)))
+    try:
+        return make([one for one in kept if one.replays], failed)
+    except Exception:  # noqa: BLE001 - each by itself can be compared, and all together cannot
+        return make([], [*failed, *(Failed(one.name, told) for one in kept if one.replays)])
 
 
 def counter_replays(archive: Source, sweep: str) -> list[Origin]:
@@ -164,7 +244,7 @@ def records_elsewhere(found: Across, paths: Iterable[Path]) -> dict[str, list[st
     """Digests of the records that a sweep is set beside, by where they are: all of a bundle, what was looked at of
     the archive. `paths` are the bundles.
     """
-    bundles = {path.name: path for path in paths}
+    bundles = {name: path for path, name in _called(list(paths)).items()}
     kept: dict[str, list[str]] = {}
     for one in found.others:
         if one.origin in bundles:
@@ -173,6 +253,22 @@ def records_elsewhere(found: Across, paths: Iterable[Path]) -> dict[str, list[st
             listed = [digest(record.text()) for replay in one.replays for record in replay.records.values()]
             kept.setdefault(one.origin, []).extend(listed)
     return {name: sorted(set(listed)) for name, listed in sorted(kept.items())}
+
+
+def _called(paths: Sequence[Path]) -> dict[Path, str]:
+    """How each bundle is called: files of one name are told apart by their manifests, and then by a number."""
+    names, taken = dict[Path, str](), set[str]()
+    for path in paths:
+        alike = sum(other.name == path.name for other in paths) > 1
+        name = quoted(path.name) + (f" {_digest_of_manifest(path)[:12]}" if alike else "")
+        number = next(number for number in itertools.count(1) if (name, f"{name} ({number})")[number > 1] not in taken)
+        names[path] = name if number == 1 else f"{name} ({number})"
+        taken.add(names[path])
+    return names
+
+
+def _digest_of_manifest(path: Path) -> str:
+    return digest(bundle.manifest_and_signature(path)[0])
 
 
 def _in_bundle(path: Path) -> list[str]:
@@ -195,14 +291,75 @@ def _taken(archive: Source, made: Sequence[Replay]) -> set[str]:
     return own | archive.digests if isinstance(archive, BundleSource) else own
 
 
-def _rest(archive: Source, own: Origin, published: set[str]) -> Origin:
-    """What else is there of the questions that the sweep asked, but for what is published and was taken in.
-    A capsule's evidence may be in no sweep.
+def _rest(archive: Source, own: Origin, published: set[str]) -> tuple[list[Origin], list[Failed]]:
+    """What else is there of the questions that the sweep asked, but for what is published and was taken in: first what
+    was run here, then, each by itself, what was added from a file; and what of it cannot be looked at. A capsule's
+    evidence may be in no sweep.
     """
     asked = {replay.spec.question.case_digest() for replay in own.replays}
     taken = {digest(record.text()) for replay in own.replays for record in replay.records.values()} | published
-    found = replays_by_machine(archive.about(asked, taken))
-    return Origin("archive", found, _told(found, archive.fetch))
+    if isinstance(archive, Archive):
+        records, failed = _about(archive, asked, taken)
+    else:
+        records, failed = [*archive.about(asked, taken)], []
+    digests = [digest(record.text()) for record in records]
+    came = archive.origins(digests)
+    grouped: dict[str, list[Record]] = {"archive": []}
+    for record, name in zip(records, _named([came[one] for one in digests]), strict=True):
+        grouped.setdefault(name, []).append(record)
+    made = {name: _as_they_came(some) for name, some in grouped.items()}
+    return [Origin(name, found, _told(found, archive.fetch)) for name, found in made.items()], failed
+
+
+LARGEST_COMPARED = 1 << 25
+"""Characters of the records of one machine document from one origin that are looked at: seven times the largest
+published sweep.
+"""
+LARGEST_OF_ARCHIVE = 1 << 27
+"""Of all of them. What was run here comes first, then what came last."""
+
+
+def _about(archive: Archive, asked: Collection[str], taken: Collection[str]) -> tuple[list[Record], list[Failed]]:
+    """Records of these cases in the order in which they came, of each the latest of its machine document and origin;
+    and those documents whose records cannot be read, or are too many.
+    """
+    cells = [one for one in archive.cells() if one.case_digest in asked and one.digest not in taken]
+    came = archive.origins([one.digest for one in cells])
+    latest: dict[tuple[str, str], dict[tuple[str, str, int], str]] = {}
+    for one in cells:
+        origin = came[one.digest]
+        group = latest.setdefault((one.machine or "", "" if origin is None else origin.manifest), {})
+        group[one.question_digest, one.replay_digest, one.attempt] = one.digest
+    sizes = archive.sizes([name for group in latest.values() for name in group.values()])
+    kept, failed, left = dict[str, Record](), list[Failed](), LARGEST_OF_ARCHIVE
+    last_first = [*reversed(latest.items())]
+    last_first.sort(key=lambda item: item[0][1] != "")
+    for (machine, manifest), group in last_first:
+        size = sum(sizes[name] for name in group.values())
+        most = min(LARGEST_COMPARED, left)
+        try:
+            if size > most:
+                raise ReportError(f"its records of these questions have {size} characters; {most} more are looked at")
+            kept.update((digest(one.text()), one) for one in archive.records(digests=list(group.values())))
+            left -= size
+        except (ReportError, ArchiveError) as error:
+            told = f"archive{f', added {manifest[:12]}' if manifest else ''} (facts {machine[:12] or 'not told'})"
+            failed.append(Failed(told, f"{CANNOT_BE}: {error}"))
+    return [kept[one.digest] for one in cells if one.digest in kept], failed
+
+
+def _named(origins: Sequence[Added | None]) -> Iterator[str]:
+    """How the origin of each record is shown: files of one name are told apart by their manifests."""
+    manifests: dict[str, set[str]] = {}
+    for one in origins:
+        if one is not None:
+            manifests.setdefault(str(one), set()).add(one.manifest)
+    for one in origins:
+        if one is None:
+            yield "archive"
+        else:
+            apart = f" {one.manifest[:12]}" if len(manifests[str(one)]) > 1 else ""
+            yield f"{ADDED}{one}{apart}"
 
 
 def replays_by_machine(records: Sequence[Record]) -> tuple[Replay, ...]:
@@ -225,9 +382,17 @@ def replays_by_machine(records: Sequence[Record]) -> tuple[Replay, ...]:
     return tuple(replay for _, many in sorted(grouped.items()) for replay in replays(many))
 
 
-def _bundled(path: Path, found: bundle.Bundle) -> Origin:
-    made = replays_by_machine(found.records)
-    return Origin(path.name, made, _told(made, found.fetch))
+def _as_they_came(records: Sequence[Record]) -> tuple[Replay, ...]:
+    """`replays_by_machine` in the order of their last records."""
+    place = {id(record): at for at, record in enumerate(records)}
+    made = replays_by_machine(records)
+    return tuple(sorted(made, key=lambda one: max(place[id(record)] for record in one.records.values())))
+
+
+def _bundled(name: str, found: bundle.Bundle, hidden: frozenset[str]) -> Origin:
+    """What the bundle of this name has, but for the records of these digests."""
+    made = replays_by_machine([one for one, name in zip(found.records, found.digests) if name not in hidden])
+    return Origin(name, made, _told(made, found.fetch))
 
 
 def _told(made: Sequence[Replay], fetch: Callable[[str], bytes | None]) -> dict[str, Mapping[str, Any]]:
@@ -250,21 +415,48 @@ def _any(fetches: Sequence[Callable[[str], bytes | None]]) -> Callable[[str], by
     return fetch
 
 
-def rulings(archive: Source, sweep: str | None) -> Decided:
-    """Every claim and all advice, decided from one sweep, or from all records if none is given."""
-    made = replays(archive.records(sweep=sweep)) if sweep else _every(archive)
+def rulings(archive: Source, sweep: str) -> Decided:
+    """Every claim and all advice, decided from one sweep."""
+    return _rulings(archive, [sweep])
+
+
+def _rulings(archive: Source, sweeps: Sequence[str]) -> Decided:
+    """From several; the replays of one question on one machine stay apart, and the same records count once."""
+    listed = [replay for sweep in sweeps for replay in replays(archive.records(sweep=sweep))]
+    made = list(
+        {tuple(sorted(digest(one.text()) for one in replay.records.values())): replay for replay in listed}.values()
+    )
     return decide_all(gather(made, archive.fetch, facts(archive, made)))
 
 
-def _every(archive: Source) -> list[Replay]:
-    """The replays of every sweep; those of one question on one machine stay apart."""
-    return [replay for sweep in archive.sweeps() for replay in replays(archive.records(sweep=sweep.id))]
+def rulings_of_all(archive: Source) -> tuple[Decided, list[Failed]]:
+    """Every claim and all advice, decided from every sweep that was run here, or in a bundle, and if none was run here
+    from every one that was added; and the sweeps from which nothing can be decided, because of what somebody else
+    wrote.
+    """
+    listed = archive.sweeps()
+    own = [one for one in listed if not (isinstance(one, SweepProgress) and one.origin is not None)]
+    every = [one.id for one in own or listed]
+    try:
+        return _rulings(archive, every), []
+    except Exception:  # noqa: BLE001 - as in `_contained`
+        able, failed = list[str](), list[Failed]()
+    for name in every:
+        try:
+            _rulings(archive, [name])
+            able.append(name)
+        except Exception as error:  # noqa: BLE001 - as in `_contained`
+            failed.append(Failed(name, f"nothing can be decided from it: {type(error).__name__}: {error}"[:300]))
+    return _rulings(archive, able), failed
 
 
 def latest(archive: Archive) -> str:
     """The sweep that was begun last of those that were run here and are no counter-replays."""
     own = [one.id for one in _no_flips(archive) if one.origin is None]
     if not own:
+        refuse_if_all_is_excluded(archive)
+        if any(one.origin is None for one in out_of_sight(archive)):
+            raise ReportError(f"every sweep that was run here is excluded: {WHY}")
         raise ReportError(
             "the archive has no sweep yet that was run here; run one with `make run-all`, or report on a bundle with "
             "`python -m reports FILE.zip`"
@@ -277,7 +469,19 @@ def latest_of_all(archive: Archive) -> SweepProgress:
     found = _no_flips(archive)
     if any(one.origin is None for one in found) or not found:
         return archive.sweep(latest(archive))
-    return max(found, key=lambda one: (one.origin.added_at if one.origin else "", one.started_at, one.id))
+    return found[-1]
+
+
+def out_of_sight(archive: Archive) -> list[SweepProgress]:
+    """Sweeps that are excluded."""
+    hidden = archive.excluded().sweeps
+    return [one for one in archive.sweeps(excluded=True) if one.id in hidden] if hidden else []
+
+
+def refuse_if_all_is_excluded(archive: Archive) -> None:
+    """Raises ReportError if there are sweeps, and none of them is in sight."""
+    if out_of_sight(archive) and not archive.sweeps():
+        raise ReportError(f"every sweep in the archive is excluded: {WHY}")
 
 
 def _no_flips(archive: Archive) -> list[SweepProgress]:

@@ -17,8 +17,9 @@ from experiments.agreement import RANKS
 from experiments.classes import ComputerSetting, differing, label, value
 from experiments.record import Replay
 from experiments.verdict import AS_EXPECTED, CANNOT_SAY, Verdict, ending
+from experiments.visible import visible
 from reports.across import Across, Pair
-from store.publisher import cut, visible
+from store.publisher import cut
 
 VERDICTS = "verdicts"
 ENDED = ("timed_out", "out_of_memory", "died")

@@ -5,12 +5,12 @@ Text that comes from records is shown as code, so nothing in it can become marku
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from typing import Mapping, Sequence
 
 from experiments.agreement import RANKS, Step
 from experiments.classes import flat
+from experiments.make import command, exactly
 from experiments.quantity import counted, with_range
 from experiments.record import Operator, Replay, digest, printable
 from experiments.series import Curve, Measured
@@ -24,11 +24,12 @@ from experiments.verdict import (
     Ruling,
     Verdict,
 )
+from experiments.visible import visible
 from reports.compare import Case, Comparison, Numbers, Operators, record_digests
 from reports.pieces import count, folded, html, prose, table
 from reports.rulings import Advice, Claim
 from store.figures import curve_name, plain, scale
-from store.publisher import block, code, visible
+from store.publisher import block, code
 
 SHOWN = 12
 """Digits of a digest in a table."""
@@ -47,13 +48,14 @@ def render(
     images: Mapping[str, str] | None = None,
     others: Sequence[Sequence[str]] = (),
     elsewhere: Mapping[str, Sequence[str]] | None = None,
+    excluded: Sequence[str] = (),
 ) -> str:
     """The report on the sweep `name`; `images` are the file names of figures, by series, None shows none; `others`
     are the sections on other settings, and `elsewhere` the digests of the records that these rest on, by where they
-    are from.
+    are from; `excluded` says what nobody shall see, a sentence each.
     """
     sections = (
-        _head(name, replays, comparison, elsewhere or {}),
+        [*_head(name, replays, comparison, elsewhere or {}), *_excluded(excluded)],
         _verdicts(comparison),
         *others,
         _notes(rulings, advice),
@@ -86,6 +88,13 @@ def _head(
     ]
 
 
+def _excluded(said: Sequence[str]) -> list[str]:
+    """What was left out on purpose, by whom, when and why."""
+    if not said:
+        return []
+    return ["", "**Excluded** from all of this, by somebody's decision:", "", *(f"- {code(one)}" for one in said)]
+
+
 _ELSEWHERE = (
     " What is said of other settings rests on records that are kept elsewhere: where, and a digest over all of them, "
     "stands at the end too."
@@ -101,7 +110,8 @@ def _verdicts(comparison: Comparison) -> list[str]:
     lines = [
         "## Verdicts",
         "",
-        f"Replays: {', '.join(f'{counts[word]} {word}' for word in sorted(counts)) or 'none'}.",
+        f"Replays: {', '.join(f'{counts[word]} {word}' for word in sorted(counts)) or 'none'}."
+        + (f" {sum(counts.values())} in all; a replay has one record for each of its passes." if counts else ""),
         "",
     ]
     lines += table(("what goes wrong", "scenario", "broken", "repairs", "controls", "verdict"), rows)
@@ -394,12 +404,20 @@ def _repeats(comparison: Comparison) -> list[str]:
     exact = len(comparison.repeats) == counts[1]
     copied = sum(row.copied for row in comparison.repeats)
     audited = sum(row.audited for row in comparison.repeats)
+    told = [
+        f"{number} {how}"
+        for number, how in (
+            (copied, "of them once from sources copied to another folder, whose digests are those of the originals"),
+            (audited, "of them both in a fork of a warm interpreter and in a fresh one under another hash seed"),
+        )
+        if number
+    ]
     lines = [
         "## Do replays agree?",
         "",
-        f"{count(len(comparison.repeats), 'case was', 'cases were')} replayed in processes of their own, {copied} of "
-        f"them once from sources copied to another folder whose digests are those of the originals, {audited} of them "
-        "both in a fork of a warm interpreter and in a fresh one under another hash seed. "
+        f"{count(len(comparison.repeats), 'case was', 'cases were')} "
+        + ", ".join(["replayed more than once, each time in a process of its own", *told])
+        + ". "
         + ("**All replays agree exactly**: their evidence digests are equal." if exact else "Not all agree exactly:"),
     ]
     rows = [
@@ -485,7 +503,7 @@ def _repeat(replays: Sequence[Replay]) -> list[str]:
         "In a clone, `make run-all` runs everything and writes a report like this one. One scenario at a time:",
         "",
         "```sh",
-        *(f"make run-all {_argument('SCENARIO', name)}" for name in names),
+        *(command("run-all", SCENARIO=exactly(visible(name))) for name in names),
         "```",
     ]
     broken = next((r for r in replays if r.spec.mark.role == "broken"), None)
@@ -496,15 +514,10 @@ def _repeat(replays: Sequence[Replay]) -> list[str]:
             "One case, to paste anywhere:",
             "",
             "```sh",
-            f"make snippet {_argument('SCENARIO', question.scenario)} {_argument('CASE', question.label())}",
+            command("snippet", SCENARIO=exactly(visible(question.scenario)), CASE=visible(question.label())),
             "```",
         ]
     return lines
-
-
-def _argument(name: str, value: str) -> str:
-    """For a shell, on one line, whatever the value holds."""
-    return f"{name}={shlex.quote(visible(value))}"
 
 
 def _digests(replays: Sequence[Replay], elsewhere: Mapping[str, Sequence[str]]) -> list[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.record import digest
+from experiments.streams import status
 from reports.files import ReportError, replace
 from store.figures import png
 
@@ -290,4 +291,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status("reports.pictures", main, "each picture is the old one or the new one"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from store.publisher import visible
+from experiments.visible import visible
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -128,9 +128,7 @@ def in_each_setting(decide: Decide) -> Decide:
         if not tested:
             return next(iter(found.values())) if found else decide(evidence)
         cited = {name for ruling in tested.values() for name in ruling.digests}
-        return Ruling(
-            _common([one.word for one in tested.values()]), _told_by_setting(tested, list(found)), tuple(sorted(cited))
-        )
+        return Ruling(_common([one.word for one in tested.values()]), _told_by_setting(tested), tuple(sorted(cited)))
 
     return decide_all
 
@@ -143,14 +141,17 @@ def _common(words: Sequence[str]) -> str:
     return decided.pop() if len(decided) == 1 else SUPPORTED_IN_PART
 
 
-def _told_by_setting(tested: dict[Setting, Ruling], every: Sequence[Setting]) -> str:
-    """Each reason once, with the settings that it was found in where there are several."""
+def _told_by_setting(tested: dict[Setting, Ruling]) -> str:
+    """Each reason once, with the settings that it was found in where there are several. Settings that have no record of
+    the claim are not spoken of.
+    """
+    every = list(tested)
     if len(every) == 1:
         return tested[every[0]].reason
     grouped: dict[tuple[str, str], list[Setting]] = {}
     for setting, ruling in tested.items():
         grouped.setdefault((ruling.word, ruling.reason), []).append(setting)
-    if len(grouped) == 1 and len(tested) == len(every):
+    if len(grouped) == 1:
         return f"in each of {len(every)} settings: {tested[every[0]].reason}"
     return ". ".join(
         f"With {' / '.join(one.told(every) for one in listed)}, {word}: {reason}"

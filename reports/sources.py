@@ -10,13 +10,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Collection, Protocol, Self, Sequence
+from typing import Collection, Mapping, Protocol, Self, Sequence
 
 from experiments.causes import is_counter_replay
 from experiments.record import Record, RecordError, Spec, digest, machine_identity, parse
 from experiments.sweep import place_of, places
 from store import bundle
-from store.archive import ArchiveError
+from store.archive import ArchiveError, Excluded, Origin
 
 
 class Named(Protocol):
@@ -33,6 +33,8 @@ class Source(Protocol):
     def sweep_plan(self, name: str, /) -> Sequence[Spec]: ...
     def records(self, *, sweep: str) -> Sequence[Record]: ...
     def about(self, cases: Collection[str], without: Collection[str], /) -> Sequence[Record]: ...
+    def origins(self, digests: Collection[str], /) -> Mapping[str, Origin | None]: ...
+    def excluded(self) -> Excluded: ...
     def document(self, name: str, /) -> str | None: ...
     def fetch(self, name: str, /) -> bytes | None: ...
 
@@ -91,6 +93,14 @@ class BundleSource:
         pairs = zip(self._bundle.digests, self._bundle.records, strict=True)
         return [one for name, one in pairs if name not in without and one.spec.question.case_digest() in cases]
 
+    def origins(self, digests: Collection[str], /) -> Mapping[str, Origin | None]:
+        """All are of this file."""
+        return dict.fromkeys(digests)
+
+    def excluded(self) -> Excluded:
+        """Nothing: a file is read as it is."""
+        return Excluded()
+
     def document(self, name: str, /) -> str | None:
         content = self._bundle.fetch(name)
         return None if content is None else content.decode("utf-8", "backslashreplace")
@@ -145,8 +155,10 @@ def _of_one_computer(found: bundle.Bundle) -> list[Record]:
 
 
 def _computer(found: bundle.Bundle, machine: str) -> str:
-    """Its identity; for facts that do not tell one, their digest."""
+    """Its identity; for facts that do not tell one, which document they are. A document's digest is never taken for an
+    identity: anybody can write the text of which an identity is the digest.
+    """
     try:
-        return machine_identity(parse((found.fetch(machine) or b"").decode("utf-8")))
+        return f"identity {machine_identity(parse((found.fetch(machine) or b'').decode('utf-8')))}"
     except (RecordError, UnicodeDecodeError, KeyError, TypeError):
-        return machine
+        return f"document {machine}"

@@ -1,34 +1,52 @@
-"""The archive from the command line: list, show, diff, check, add, note, export, key, grant, publish.
+"""The archive from the command line: list, show, diff, check, add, note, exclude, export, key, grant, publish.
 
 Results go to stdout, everything else to stderr. Exit status: 0 as expected, 1 something does not match, two records
-differ, or something could not be published, 2 the command could not run.
+differ, or something could not be published, 2 the command could not run, 130 interrupted.
 """
 
 from __future__ import annotations
 
+from experiments import streams
+
+if __name__ == "__main__":
+    streams.begin("store: stopped; nothing was begun yet")
+
 import argparse
 import contextlib
 import getpass
-import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Sequence
 
-from experiments.record import Record
+from experiments.addresses import masked
+from experiments.record import Record, digest, printable
+from experiments.visible import visible
 from store import shown
-from store.archive import Archive
-from store.bundle import Added, add_whole, check_bundle, export, manifest_and_signature, read
+from store.archive import LARGEST_RECORD, Archive
+from store.bundle import (
+    Added,
+    add_whole,
+    check_bundle,
+    export,
+    manifest_and_signature,
+    read,
+    refuse_excess_of_folder,
+)
 from store.cells import read_record, wanted
 from store.checks import Problem
 from store.crate import export_crate
+from store.database import ARCHIVE, sqlite_file, sqlite_url
 from store.difference import compare
 from store.errors import ArchiveError
+from store.exclusions import EXCLUDE, INCLUDE, WHY
+from store.origins import Origin
+from store.regular import read_regular
 from store.roles import OWNER, grant
 from store.signature import Signature, broken, judged, make_key, private_key, sign, trusted
-
-ARCHIVE = "sqlite:///outputs/archive.db"
+from store.sweeps import now
 
 _IN_BUNDLE = re.compile(r"(?P<file>.+\.zip)(?::(?P<prefix>[0-9a-f]*))?")
 """How `diff` names a record of a bundle."""
@@ -46,8 +64,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return command(asked)
     except ArchiveError as error:
-        print(f"store: {shown.escaped(str(error))}", file=sys.stderr)
+        print(f"store: {visible(masked(str(error)))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"store: stopped; {_STOPPED.get(command, 'nothing was changed')}", file=sys.stderr)
+        return streams.INTERRUPTED
 
 
 def _parser(*, publishing: bool) -> argparse.ArgumentParser:
@@ -103,6 +124,7 @@ def _listing(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) -
     made.add_argument("--scenario", metavar="PATTERN", help="only these scenarios; may hold wildcards")
     made.add_argument("--outcome", metavar="KIND", help="only records that ended so, such as raised")
     made.add_argument("--sweep", metavar="ID", help="only records of this sweep, in the order of its plan")
+    made.add_argument("--excluded", action="store_true", help="also what is excluded")
     made = add(
         "show",
         _show,
@@ -130,7 +152,13 @@ def _listing(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) -
     )
     made.add_argument("what", nargs="?", metavar="FILE", help="a bundle (.zip), or the file of another archive")
     made.add_argument(
-        "--trust", nargs="+", type=Path, default=[], metavar="KEYS", help="public keys, or folders of them: who signed?"
+        "--trust",
+        nargs="+",
+        action="extend",
+        type=Path,
+        default=[],
+        metavar="KEYS",
+        help="public keys, or folders of them: who signed? May be repeated",
     )
 
 
@@ -154,6 +182,30 @@ def _adding(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) ->
     made.add_argument("digest", metavar="DIGEST", help="the record's digest, or its beginning")
     made.add_argument("text", metavar="TEXT")
     made.add_argument("--author", help="who says so (default: the user's name)")
+    for verb, summary, example in (
+        (
+            EXCLUDE,
+            "Take records, or all of a sweep, file or signer, out of sight; without a name, list what was excluded",
+            "  python -m store exclude evidence-somebody-2026-01-02.zip --why 'made up'\n"
+            "  python -m store exclude record:3f9a0c --why 'the machine was broken'\n  python -m store exclude",
+        ),
+        (
+            INCLUDE,
+            "Take an exclusion back",
+            "  python -m store include evidence-somebody-2026-01-02.zip --why 'it was real'",
+        ),
+    ):
+        made = add(verb, _exclude, summary, example)
+        made.add_argument(
+            "names",
+            nargs="*" if verb == EXCLUDE else "+",
+            metavar="DIGEST|ORIGIN",
+            help="record:DIGEST, sweep:ID, file:NAME (or the digest of its manifest) or signer:KEY; the kind may be "
+            "left out, digests may be cut short",
+        )
+        made.add_argument("--why", metavar="TEXT", help="the reason, which reports show")
+        made.add_argument("--author", help="who says so (default: the user's name)")
+        made.set_defaults(verb=verb)
     made = add(
         "export",
         _export,
@@ -172,20 +224,27 @@ def _adding(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) ->
 
 
 def _opened(asked: argparse.Namespace, *, create: bool = False) -> Archive:
+    return Archive.open(asked.archive, _blobs(asked), create=create)
+
+
+def _blobs(asked: argparse.Namespace) -> Path:
+    """Those that were named, or else those beside the archive."""
     blobs: Path | None = asked.blobs
-    if blobs is None:
-        _, sqlite, file = str(asked.archive).partition("sqlite:///")
-        blobs = Path(file).parent / "blobs" if sqlite else Path("outputs/blobs")
-    return Archive.open(asked.archive, blobs, create=create)
+    if blobs is not None:
+        return blobs
+    file = sqlite_file(asked.archive)
+    return file.parent / "blobs" if file else Path("outputs/blobs")
 
 
 def _list(asked: argparse.Namespace) -> int:
     with _opened(asked) as archive:
         if asked.sweeps:
-            print(shown.sweeps(archive.sweeps(), json=asked.json), end="")
+            print(shown.sweeps(archive.sweeps(excluded=asked.excluded), json=asked.json), end="")
         else:
-            found = archive.cells(sweep=asked.sweep, scenario=asked.scenario, outcome=asked.outcome)
-            print(shown.cells(found, json=asked.json), end="")
+            found = archive.cells(
+                sweep=asked.sweep, scenario=asked.scenario, outcome=asked.outcome, excluded=asked.excluded
+            )
+            print(shown.cells(found, archive.origins([one.digest for one in found]), json=asked.json), end="")
     return 0
 
 
@@ -193,12 +252,14 @@ def _show(asked: argparse.Namespace) -> int:
     with _opened(asked) as archive:
         digest, text = archive.record_text(asked.digest)
         if asked.json:
-            # Exactly the text, without a line end, so that its SHA-256 is the digest.
-            print(text, end="")
+            # Exactly the text, without a line end, so that its SHA-256 is the digest; but a person gets no controls.
+            print(visible(text) if sys.stdout.isatty() else text, end="")
             return 0
         record = read_record(text)
         kept = [(name, kind, archive.has(name)) for name, kind in wanted(record).items()]
-        print(shown.record(digest, record, archive.notes(digest), kept), end="")
+        origin = archive.origins([digest])[digest]
+        hidden = digest in archive.excluded().records
+        print(shown.record(digest, record, origin, archive.notes(digest), kept, excluded=hidden), end="")
     return 0
 
 
@@ -256,7 +317,7 @@ def _check(asked: argparse.Namespace) -> int:
         raise ArchiveError("--trust asks who signed a bundle: name its FILE.zip before it")
     else:
         if what is not None:
-            asked.archive = what if "://" in what else f"sqlite:///{what}"
+            asked.archive = what if "://" in what else sqlite_url(what)
         with _opened(asked) as archive:
             problems, counts = archive.examine()
             looked_at = f"{archive.name}: {counts}"
@@ -266,8 +327,8 @@ def _check(asked: argparse.Namespace) -> int:
         print(shown.as_json({"problems": found, "looked_at": looked_at, "signature": signed}), end="")
         return 1 if problems else 0
     for told in (*problems, *([signature] if signature else [])):
-        print(shown.escaped(str(told)))
-    print(f"{looked_at}: {len(problems) or 'no'} problems", file=sys.stderr if problems else sys.stdout)
+        print(visible(str(told)))
+    print(f"{visible(looked_at)}: {len(problems) or 'no'} problems", file=sys.stderr if problems else sys.stdout)
     return 1 if problems else 0
 
 
@@ -293,7 +354,7 @@ def _add(asked: argparse.Namespace) -> int:
                 added += _added(archive, path, asked)
             except ArchiveError as error:
                 # The others are evidence too, so they are added all the same.
-                print(f"store: {shown.escaped(str(error))}", file=sys.stderr)
+                print(f"store: {visible(masked(str(error)))}", file=sys.stderr)
                 refused += 1
     print(shown.as_json(added) if asked.json else "".join(f"{name}\n" for name in added), end="")
     print(f"{len(added)} records are in the archive, {refused} of what was given was refused", file=sys.stderr)
@@ -302,25 +363,39 @@ def _add(asked: argparse.Namespace) -> int:
 
 def _added(archive: Archive, path: Path, asked: argparse.Namespace) -> list[str]:
     if path.suffix != ".zip":
-        return [archive.add(path, asked.sweep)]
+        refuse_excess_of_folder(path)
+        return [archive.add(path, asked.sweep, _origin(path))]
     try:
-        judged(*manifest_and_signature(path), {})
+        signed = judged(*manifest_and_signature(path), {})
     except ArchiveError as error:
         # What else is wrong is told rather than what that does to the signature.
         problem = next(iter(check_bundle(path)), broken(error))
         raise ArchiveError(f"{path.name} is refused and nothing was added: {problem}") from None
-    made = add_whole(archive, path, asked.sweep, sweeps=not asked.no_sweep)
+    made = add_whole(archive, path, asked.sweep, sweeps=not asked.no_sweep, signer=signed.key)
     if asked.sweep is None and not asked.no_sweep:
-        print(f"store: {shown.escaped(_of_sweeps(path, made))}", file=sys.stderr)
+        print(f"store: {visible(_of_sweeps(path, made, asked))}", file=sys.stderr)
     return made.records
 
 
-def _of_sweeps(path: Path, made: Added) -> str:
-    """What can be done with the records of a bundle that were added."""
+def _origin(folder: Path) -> Origin | None:
+    """Where the record of a folder comes from. None if there is none to be read, which is said when it is added."""
+    try:
+        content = read_regular(folder / "record.json", LARGEST_RECORD, "so it is no record")
+    except ArchiveError:
+        return None
+    return Origin(printable(f"{folder.resolve().name}/"), digest(content), now())
+
+
+def _of_sweeps(path: Path, made: Added, asked: argparse.Namespace) -> str:
+    """What can be done with the records of a bundle that were added. Whoever named an archive has to name it again."""
     if made.sweeps:
-        ways = " and ".join(f"`python -m reports --sweep {name}`" for name in made.sweeps)
+        where = [] if asked.archive == ARCHIVE else ["--archive", masked(asked.archive, asked.archive)]
+        if where or asked.blobs is not None:
+            where += ["--blobs", str(_blobs(asked))]
+        commands = [shlex.join(["python", "-m", "reports", "--sweep", name, *where]) for name in made.sweeps]
+        ways = " and ".join(f"`{one}`" for one in commands)
         return f"{path.name} has a sweep, too: {ways} reports on it"
-    return f"{path.name} carries no sweep, only records: `python -m reports {path}` reports on them"
+    return f"{path.name} carries no sweep, only records: `python -m reports {shlex.quote(str(path))}` reports on them"
 
 
 def _expanded(paths: Sequence[Path]) -> list[Path]:
@@ -344,19 +419,36 @@ def _note(asked: argparse.Namespace) -> int:
     return 0
 
 
+def _exclude(asked: argparse.Namespace) -> int:
+    with _opened(asked) as archive:
+        if not asked.names:
+            print(shown.exclusions(archive.exclusions(), json=asked.json), end="")
+            return 0
+        if not (asked.why or "").strip():
+            raise ArchiveError(f"{asked.verb}: give the reason with --why: reports show it")
+        author = asked.author or getpass.getuser()
+        made = [archive.exclude(name, asked.why, author, asked.verb) for name in asked.names]
+    print(shown.exclusions(made, json=asked.json), end="")
+    print("store: reports show it from the next one on; `python -m store publish` tells MLflow", file=sys.stderr)
+    return 0
+
+
 def _export(asked: argparse.Namespace) -> int:
     if bool(asked.digests) == bool(asked.sweep):
         raise ArchiveError("name either records or a sweep to export, then the FILE.zip to write")
     key = _signer(asked.sign) if asked.sign else None
     with _opened(asked) as archive:
         digests = [archive.record_text(name)[0] for name in asked.digests]
+        hidden = sorted(archive.excluded().records.intersection(digests))
+        if hidden:
+            raise ArchiveError(f"record {hidden[0]} is excluded: {WHY}")
         digests += [one.digest for sweep in asked.sweep for one in archive.cells(sweep=sweep)]
         if asked.ro_crate:
             export_crate(archive, digests, asked.file)
         else:
             export(archive, digests, asked.file, key, asked.sweep)
-    made = shown.as_json({"file": str(asked.file), "records": digests}) if asked.json else f"{asked.file}\n"
-    print(made, end="")
+    file = str(asked.file)
+    print(shown.as_json({"file": file, "records": digests}) if asked.json else f"{visible(file)}\n", end="")
     return 0
 
 
@@ -391,12 +483,17 @@ def _publish(asked: argparse.Namespace) -> int:
         return main_publish(archive, asked)
 
 
+_STOPPED: dict[Command, str] = {
+    _add: "each record or bundle is in the archive whole or not at all; the same command adds the rest",
+    _note: "the note is there whole or not at all: `python -m store show` shows it",
+    _exclude: "what was not written yet is not in force: `python -m store exclude` lists what is",
+    _export: "no file is there in part; the same command writes it anew",
+    _key: "a key without its .pub beside it is none: delete NAME.key before you make it anew",
+    _grant: "what was not set up is as it was; the same command sets it up",
+    _publish: "`python -m store publish` goes on where this ended",
+}
+"""What is left of a command that Ctrl-C ended, where it may have changed something."""
+
+
 if __name__ == "__main__":
-    try:
-        status = main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read us has seen enough, as `head` does; what is left must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
-    sys.exit(status)
+    sys.exit(streams.status("store", lambda: main(sys.argv[1:])))

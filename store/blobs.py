@@ -13,7 +13,10 @@ from typing import Callable, Iterator
 
 from experiments.record import digest
 from store.errors import ArchiveError
+from store.regular import read_regular
 
+LARGEST = 1 << 30
+"""Bytes of a content that lies in a folder."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -30,12 +33,9 @@ def loose(folder: Path) -> Contents:
     """Contents of files that lie in a folder under their digests, as a run leaves them."""
 
     def content(name: str) -> bytes | None:
-        try:
-            return (folder / name).read_bytes()
-        except FileNotFoundError:
+        if not os.path.lexists(folder / name):
             return None
-        except OSError as error:
-            raise ArchiveError(f"{folder / name} cannot be read: {error.strerror}") from None
+        return read_regular(folder / name, LARGEST, "so it is no content of a record")
 
     return content
 

@@ -8,6 +8,7 @@ Why one is refused is one of the sentences of `pack.REFUSALS`; what it may take 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,15 +17,17 @@ from typing import Any, BinaryIO, Callable, Collection, Iterable, Iterator, Mapp
 
 from sqlalchemy import BigInteger, Integer, String
 
-from experiments import pack
+from experiments import bounds, pack
 from experiments.pack import MANIFEST, SIGNATURE, Packed, PackError, refusal
 from experiments.record import Record, RecordError, Spec, canonical, digest, parse, printable
 from experiments.sweep import BundledSweep, SweepError, place_of, read_plan
 from store.archive import Archive, Origin
-from store.cells import cell, wanted
+from store.blobs import is_digest
+from store.cells import cell, refuse_no_times, wanted
 from store.checks import Problem
 from store.errors import ArchiveError
 from store.models import Cell
+from store.regular import open_regular, read_regular
 from store.sweeps import now
 
 _LONGEST_REASON = 300
@@ -96,12 +99,15 @@ class Added:
     """Ids of the sweeps that the bundle has."""
 
 
-def add_whole(archive: Archive, path: Path, sweep: str | None = None, *, sweeps: bool = True) -> Added:
-    """Add every record of a bundle, and then its sweeps. Twice is once.
+def add_whole(
+    archive: Archive, path: Path, sweep: str | None = None, *, sweeps: bool = True, signer: str | None = None
+) -> Added:
+    """Add every record of a bundle, and its sweeps, or nothing. Twice is once.
 
     With `sweep` the records belong to that one, and with `sweeps` false to none: then those of the bundle are left
-    out. Raises ArchiveError, with nothing added, if anything in it is not as `check_bundle` wants it, or the archive
-    has another sweep of the id of one of them.
+    out. `signer` is the id of the key that signed it, as `signature.judged` has found. Raises ArchiveError, with
+    nothing added, if anything in it is not as `check_bundle` wants it, the archive has another sweep of the id of one
+    of them, or `sweep` was run here.
     """
     found: list[BundledSweep] = []
     otherwise = "is refused and nothing was added"
@@ -112,22 +118,24 @@ def add_whole(archive: Archive, path: Path, sweep: str | None = None, *, sweeps:
 
     with _open(path) as file:
         packed = _accepted(path, file, otherwise, keep)
+        if sweep is not None and archive.sweep(sweep).origin is None:
+            raise ArchiveError(
+                f"{path.name} {otherwise}: sweep {sweep} was run here, and what a file brings is none of its records"
+            )
+        origin = Origin(printable(path.name), digest(packed.content(MANIFEST)), now(), signer)
         for one in found:
             try:
-                archive.refuse_another(one)
+                archive.refuse_another(one, origin)
             except ArchiveError as error:
                 raise ArchiveError(f"{path.name} {otherwise}: {error}") from None
         names = sorted(name for name in packed.members if name.startswith("records/"))
-        records = [archive.add_text(_again(packed, name).decode("utf-8"), _contents(packed), sweep) for name in names]
-        _add_sweeps(archive, packed, path.name, found)
+        swept = [(_again(packed, f"plans/{one.plan}.json").decode("utf-8"), one) for one in found]
+
+        def texts() -> Iterator[str]:
+            return (_again(packed, name).decode("utf-8") for name in names)
+
+        records = archive.add_all(texts, _contents(packed), sweep, origin, swept)
     return Added(records, sorted(one.id for one in found))
-
-
-def _add_sweeps(archive: Archive, packed: Packed, file: str, found: Iterable[BundledSweep]) -> None:
-    """Last, so that whatever interrupts it leaves no sweep that lacks records which the bundle has."""
-    origin = Origin(printable(file), digest(packed.content(MANIFEST)), now())
-    for one in found:
-        archive.add_sweep(_again(packed, f"plans/{one.plan}.json").decode("utf-8"), one, origin)
 
 
 def check_bundle(path: Path) -> list[Problem]:
@@ -137,6 +145,38 @@ def check_bundle(path: Path) -> list[Problem]:
     """
     with _open(path) as file:
         return _look_at(path, file, _forget)[1]
+
+
+def refuse_excess_of_folder(folder: Path) -> None:
+    """Raises ArchiveError if the record of a folder, or what it rests on, is larger than one of a bundle may be, or the
+    record is no regular file. What else cannot be read is left to whoever adds it.
+    """
+
+    def document(name: str) -> str | None:
+        if not size(name):
+            return None
+        return read_regular(folder / "blobs" / name, pack.LARGEST_TEXT, "so it is no facts").decode("utf-8")
+
+    def size(name: str) -> int | None:
+        path = folder / "blobs" / name
+        return path.stat().st_size if is_digest(name) and path.is_file() else None
+
+    try:
+        content = read_regular(folder / "record.json", pack.LARGEST_TEXT, "so it is no record of somebody else's")
+        record = Record.from_text(content.decode("utf-8-sig"))
+    except (UnicodeDecodeError, RecordError):
+        return
+    rest = _Rest()
+    try:
+        bounds.refuse_excess(record)
+        rest.note(record)
+        problem = next(rest.excess(document, size), None)
+    except RecordError as error:
+        problem = Problem("its record", refusal("record", why=str(error)[:_LONGEST_REASON]))
+    except (OSError, UnicodeDecodeError):
+        return
+    if problem:
+        raise ArchiveError(f"{folder}: {problem}")
 
 
 def manifest_and_signature(path: Path) -> tuple[bytes, bytes | None]:
@@ -219,11 +259,16 @@ def _glanced_at(path: Path, file: BinaryIO, keep: Keep, about: Collection[str]) 
         if packed is None or problems:
             raise _refused(path, "is refused", problems)
         name = MANIFEST
-        listed = _listed(packed)
+        listed, rest = _listed(packed), _Rest()
         for name in sorted(packed.members.keys() - {MANIFEST, SIGNATURE}):
             content = _matching(packed, name, listed.get(name))
             if name.startswith("records/") and any(one in content for one in wanted):
-                keep(_digest_in(name), _record(_decoded(content)))
+                record = _record(_decoded(content))
+                rest.note(record)
+                keep(_digest_in(name), record)
+        problems = rest.excess_in(packed)
+        if problems:
+            raise _refused(path, "is refused", problems)
     except PackError as error:
         raise _refused(path, "is refused", [Problem(name, str(error))]) from None
     except OSError as error:
@@ -236,10 +281,8 @@ def _forget(name: str, kept: Kept) -> None:
 
 
 def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    """Raises ArchiveError if it is no regular file, such as a pipe that would be waited for."""
+    return open_regular(path)
 
 
 def _unreadable(path: Path, error: OSError) -> ArchiveError:
@@ -254,7 +297,7 @@ def _accepted(path: Path, file: BinaryIO, otherwise: str, keep: Keep = _forget) 
 
 
 def _refused(path: Path, what: str, problems: Sequence[Problem]) -> ArchiveError:
-    more = f" (and {len(problems) - 1} more: `python -m store check {path.name}`)" if problems[1:] else ""
+    more = f" (and {len(problems) - 1} more: `python -m store check {shlex.quote(path.name)}`)" if problems[1:] else ""
     return ArchiveError(f"{path.name} {what}: {problems[0]}{more}")
 
 
@@ -299,6 +342,7 @@ def _substance(packed: Packed, keep: Keep) -> list[Problem]:
         except PackError as error:
             problems.append(Problem(name, str(error)))
     problems += [Problem(name, refusal("needed")) for name in sorted(look.needed - names)]
+    problems += look.rest.excess_in(packed)
     # Without every record and sweep it cannot be said what is needed.
     return problems or list(_spare(names, look.needed))
 
@@ -347,15 +391,60 @@ def _digest_in(name: str) -> str:
     return name.partition("/")[2].partition(".")[0]
 
 
+class _Rest:
+    """What records rest on: only they say which of the members are facts of a machine, sketches and samples."""
+
+    def __init__(self) -> None:
+        self._facts: set[str] = set()
+        self._sketches: set[str] = set()
+        self._samples: set[str] = set()
+
+    def note(self, record: Record) -> None:
+        if record.observation is not None:
+            self._facts.add(record.observation.machine)
+            self._sketches |= {tensor.sketch for tensor in record.observation.tensors if tensor.sketch}
+            self._samples |= {tensor.samples for tensor in record.observation.tensors if tensor.samples}
+
+    def excess(self, document: Callable[[str], str | None], size: Callable[[str], int | None]) -> Iterator[Problem]:
+        """What is larger than it can be, of what is at hand."""
+        for name in sorted(self._facts):
+            try:
+                bounds.refuse_excess_facts(document(name) or "")
+            except RecordError as error:
+                yield Problem(f"documents/{name}.txt", refusal("facts", why=str(error)[:_LONGEST_REASON]))
+        for name in sorted(self._sketches):
+            if size(name) not in (None, bounds.SKETCH):
+                yield Problem(f"blobs/{name}", refusal("sketch", bytes=size(name), right=bounds.SKETCH))
+        for name in sorted(self._samples):
+            if (size(name) or 0) > bounds.LARGEST_SAMPLE:
+                yield Problem(f"blobs/{name}", refusal("sample", bytes=size(name), most=bounds.LARGEST_SAMPLE))
+
+    def excess_in(self, packed: Packed) -> list[Problem]:
+        def document(name: str) -> str | None:
+            try:
+                return _decoded(packed.content(f"documents/{name}.txt"))
+            except (PackError, KeyError):
+                return None  # That is said where members are looked at.
+
+        def size(name: str) -> int | None:
+            member = packed.members.get(f"blobs/{name}")
+            return None if member is None else member.size
+
+        return list(self.excess(document, size))
+
+
 class _Look:
     """What the members that were looked at so far say."""
 
     def __init__(self, schema: int, names: Collection[str], keep: Keep) -> None:
         self.needed: set[str] = set()
         """Names of the members that others need, but for the records that sweeps name."""
+        self.rest = _Rest()
         self._schema = schema
         self._names = names
         self._keep = keep
+        self._asked: dict[str, int] = {}
+        """Digest of a question -> how many records answer it."""
         self._specs: dict[str, tuple[str, tuple[str, str]]] = {}
         """Digest of a record -> digest and place of its spec."""
         self._places: dict[str, frozenset[tuple[str, str]]] = {}
@@ -380,8 +469,13 @@ class _Look:
         return ()
 
     def _record(self, known: str, record: Record) -> None:
+        question = record.spec.question.digest()
+        self._asked[question] = self._asked.get(question, 0) + 1
+        if self._asked[question] > bounds.MOST_OF_A_QUESTION:
+            raise PackError(refusal("often", most=bounds.MOST_OF_A_QUESTION))
         self._keep(known, record)
         self.needed |= set(pack.needed(record))
+        self.rest.note(record)
         self._specs[known] = record.spec.digest(), place_of(record.spec)
 
     def _plan(self, known: str, plan: Plan) -> None:
@@ -434,6 +528,7 @@ def _record(text: str) -> Record:
         record = pack.read_record(text)
         wanted(record)
         _fit(cell(_SOME_TEXT, record))
+        refuse_no_times(record)
     except (PackError, ArchiveError) as error:
         raise PackError(refusal("record", why=str(error)[:_LONGEST_REASON])) from None
     except (RecordError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:

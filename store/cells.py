@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import re
+from datetime import datetime
 from typing import Any
 
-from experiments.record import Record, RecordError, canonical, digest, parse
+from experiments.pack import is_canonical
+from experiments.record import Record, RecordError, digest, parse
 from store.blobs import is_digest
 from store.errors import ArchiveError
 from store.models import Cell
+
+_MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?Z", re.ASCII)
+"""RFC 3339 in UTC, as records have it."""
 
 DOCUMENTS = ("machine", "source")
 """Kinds of content that are texts in the database; the others are blobs in the folder."""
 
 OPTIONAL = ("stdout", "stderr", "unreadable")
 """Kinds that a record may come without: bundles leave them out, since they may name paths."""
+
+
+_LONGEST_REASON = 300
+"""Characters of why a record is refused that are told: it may name a key of megabytes."""
 
 
 def read_record(text: str) -> Record:
@@ -24,9 +35,9 @@ def read_record(text: str) -> Record:
     try:
         record = Record.from_text(text)
         # An older schema is kept as it was written, so the text itself is what must be canonical.
-        exact = canonical(parse(text)) == text
+        exact = is_canonical(text)
     except RecordError as error:
-        raise ArchiveError(f"record {digest(text)} cannot be read: {error}") from None
+        raise ArchiveError(f"record {digest(text)} cannot be read: {str(error)[:_LONGEST_REASON]}") from None
     if not exact:
         raise ArchiveError(f"record {digest(text)} is not canonical JSON, so its digest would say nothing")
     return record
@@ -54,6 +65,30 @@ def cell(text: str, record: Record) -> dict[str, Any]:
         if not (fits or (value is None and column.nullable)):
             raise ArchiveError(f"{column.name} of the record is {value!r}, which is no {kind.__name__}")
     return values
+
+
+def refuse_no_times(record: Record) -> None:
+    """Raises ArchiveError if a time of the record is none: in a stranger's it may be any text or number."""
+    moment = record.ending.started_at
+    if not (isinstance(moment, str) and _is_moment(moment)):
+        said = repr(moment)[:40]
+        raise ArchiveError(f"started_at of the record is {said}; it must be UTC as 2026-01-02T03:04:05.006Z")
+    durations = record.observation.durations if record.observation else {}
+    for name, seconds in {"duration": record.ending.duration, **durations}.items():
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not (number and math.isfinite(seconds) and seconds >= 0):
+            said = f"{repr(name)[:40]} of the record is {repr(seconds)[:40]}"
+            raise ArchiveError(f"{said}; a time that passed is a finite number of seconds, and not below 0")
+
+
+def _is_moment(text: str) -> bool:
+    if not _MOMENT.fullmatch(text):
+        return False
+    try:
+        datetime.fromisoformat(f"{text[:19]}+00:00")
+    except ValueError:
+        return False
+    return True
 
 
 def _asked(record: Record) -> dict[str, Any]:

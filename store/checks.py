@@ -1,13 +1,15 @@
 """Recomputes everything an archive holds and names what does not match.
 
 Found are: changed records, documents, plans and blobs; missing ones; index rows that the records do not give;
-sweeps that do not fit their plan; a damaged database file; a missing guard against changes. Not found: a
-record that was taken out together with everything that names it, and stdout or stderr that is not there
+sweeps that do not fit their plan; a damaged database file; a missing guard against changes; what was committed to a
+SQLite database and is there no longer, and frames of its log that SQLite skips. Not found: a record that was taken out
+together with everything that names it, the list beside the database included, and stdout or stderr that is not there
 (optional, so it is only counted).
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any, Iterator, Mapping
 
@@ -15,12 +17,25 @@ from sqlalchemy import Connection, LargeBinary, cast, exists, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from experiments.record import Spec, digest
-from store import sweeps
+from store import exclusions, sweeps
 from store.blobs import Blobs
 from store.cells import DOCUMENTS, OPTIONAL, cell, read_record, wanted
 from store.database import Database, row_dictionary, storable
 from store.errors import ArchiveError
-from store.models import APPEND_ONLY, Base, Cell, DocumentRow, PlanRow, RecordRow, SweepRecordRow, SweepRow
+from store.ledger import Ledger, note_digest, skipped
+from store.models import (
+    APPEND_ONLY,
+    ArrivalRow,
+    Base,
+    Cell,
+    DocumentRow,
+    NoteRow,
+    PlanRow,
+    RecordRow,
+    SweepRecordRow,
+    SweepRow,
+)
+from store.origins import deliveries
 
 
 @dataclass(frozen=True)
@@ -56,9 +71,11 @@ class Counts:
 def check(database: Database, blobs: Blobs) -> tuple[list[Problem], Counts]:
     """All problems, and how much was looked at. Bad content is a problem, never an exception."""
     examination = _Examination(blobs)
+    examination.problems.extend(_skipped(database))
     try:
         with database.reading() as connection:
             examination.run(connection, sqlite=database.is_sqlite)
+            examination.problems.extend(_lost(connection, database))
     except ArchiveError as error:
         examination.problems.append(Problem("database", f"cannot be read on: {error}"))
     return examination.problems, examination.counts()
@@ -160,9 +177,19 @@ class _Examination:
             self.tally["sweeps"] += 1
             if row.id != sweeps.sweep_id(row.plan, row.machine, row.number):
                 self._say(row.id, "sweep has another id than its plan, machine and number give")
+        self._arrivals(connection)
         links = select(SweepRecordRow.__table__, SweepRow.plan).join(SweepRow)
         for row in connection.execute(links).all():
             self._link(row, plans.get(row.plan))
+
+    def _arrivals(self, connection: Connection) -> None:
+        """Each record and sweep has a place in the order, and nothing else has one."""
+        for kind, column in (("record", RecordRow.digest), ("sweep", SweepRow.id)):
+            there = set(connection.scalars(select(column)))
+            placed = set(connection.scalars(select(ArrivalRow.name).where(ArrivalRow.kind == kind)))
+            for name in sorted(there ^ placed):
+                what = "has no place in the order of arrivals" if name in there else "came in, and is not there"
+                self._say(name, f"{kind} {what}")
 
     def _link(self, row: Any, places: Mapping[tuple[str, str], int] | None) -> None:
         """Records and plans that could not be read were named already, so their rows are let be."""
@@ -184,6 +211,41 @@ def _contents(
     # Some rows at a time: a large archive does not fit into memory.
     for name, content in connection.execute(select(key, column).execution_options(yield_per=500)):
         yield name, content if isinstance(content, bytes) else content.encode("utf-8")
+
+
+def _skipped(database: Database) -> Iterator[Problem]:
+    """Committed frames of SQLite's log that it takes for none, because one of them or one before was damaged."""
+    if database.file is None:
+        return
+    log = database.file.with_name(f"{database.file.name}-wal")
+    frames, commits = skipped(log)
+    if commits:
+        # Another process may just be writing them.
+        with contextlib.suppress(ArchiveError), database.writing():
+            frames, commits = skipped(log)
+    if commits:
+        said = f"{frames} of its frames, with {commits} commits, do not match their checksums: SQLite skips them"
+        yield Problem(log.name, f"{said}. {_ADD_AGAIN}")
+
+
+def _lost(connection: Connection, database: Database) -> Iterator[Problem]:
+    """What was committed and is not there."""
+    if database.file is None:
+        return
+    there = {("record", name) for name in connection.scalars(select(RecordRow.digest))}
+    there |= {("sweep", name) for name in connection.scalars(select(SweepRow.id))}
+    there |= {("delivery", one.name()) for ways in deliveries(connection).values() for one in ways}
+    there |= {("exclusion", one.digest()) for one in exclusions.written(connection)}
+    notes = select(NoteRow.record, NoteRow.author, NoteRow.text, NoteRow.written_at)
+    there |= {("note", note_digest(**row)) for row in connection.execute(notes).mappings()}
+    for kind, name in Ledger(database.file).missing(there):
+        yield Problem(name, f"{kind} was committed to this archive, and is not in it. {_ADD_AGAIN}")
+
+
+_ADD_AGAIN = (
+    "Keep copies of the database and the files beside it, then add what is lost again: from a copy, a bundle, or "
+    "what its sweep left in the folder sweeps of its outputs, by the same command that ran it"
+)
 
 
 def _damage(connection: Connection) -> Iterator[Problem]:

@@ -8,10 +8,9 @@ there is nothing to try again either; waiting for the lock has an end.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -22,13 +21,22 @@ from sqlalchemy import URL, Connection, Engine, column, create_engine, event, in
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from experiments.addresses import masked
+from store import readonly
 from store.errors import ArchiveError
+from store.ledger import PAGE, Ledger, skipped
+
+ARCHIVE = "sqlite:///outputs/archive.db"
+"""Where it is unless somebody says otherwise."""
 
 VERSION_TABLE = "twofold_version"
 """Ours, so that an archive and MLflow's tables are told apart."""
 
 _PATIENCE = 30
 """Seconds to wait for another process that is writing."""
+
+_SHORT_PATIENCE = 5
+"""Seconds to wait for readers until what was committed can go from SQLite's log into the file."""
 
 _IDLE = 60
 """Seconds after which PostgreSQL ends a writer that has stopped in the middle, so that the others go on."""
@@ -49,12 +57,30 @@ _REACHING = {
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
+def sqlite_url(file: Path | str) -> str:
+    """The address of a SQLite file, whatever characters are in its path."""
+    return URL.create("sqlite", database=str(file)).render_as_string(hide_password=False)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite database. None for any other, or for an address that cannot be read."""
+    try:
+        name = make_url(url).database if url.startswith("sqlite") else None
+    except (ArgumentError, ValueError):
+        return None
+    return Path(name) if name and name != ":memory:" else None
+
+
 class Database:
     """An engine whose database has the newest tables."""
 
     def __init__(self, url: str, *, create: bool) -> None:
         self.url = _readable(url)
-        self._engine = _engine(self.url, create=create)
+        self._hint = _QUESTION_MARK if "?" in url else ""
+        self._leaving = ExitStack()
+        self._unwritable: Path | None = None
+        """The file, where this process may not write it."""
+        self._engine = self._opened(create=create)
         try:
             self._bring_to_newest(create=create)
         except BaseException:
@@ -64,27 +90,60 @@ class Database:
     @property
     def name(self) -> str:
         """The URL as it may be shown: without a password."""
-        return _masked(self.url.render_as_string(hide_password=True))
+        return masked(self.url.render_as_string(hide_password=True))
+
+    @property
+    def _address(self) -> str:
+        """With its password, to be looked for in what a driver says."""
+        return self.url.render_as_string(hide_password=False)
 
     @property
     def is_sqlite(self) -> bool:
         return self.url.get_backend_name() == "sqlite"
 
+    @property
+    def file(self) -> Path | None:
+        """The database as a file. None for a server."""
+        return Path(str(self.url.database)) if self.is_sqlite else None
+
+    def settle(self) -> bool:
+        """Bring what SQLite has in its log into the file itself, where no damage to the log loses it, and say whether
+        all of it is there: whoever reads just now may keep a part in the log. A server does that by itself.
+        """
+        if not self.is_sqlite or self._unwritable is not None:
+            return True
+        with _in_sentences(self.name, self._address):
+            # Not of the engine's ways, since this is no transaction.
+            pooled = self._engine.raw_connection()
+            try:
+                return _emptied(pooled.cursor())
+            finally:
+                pooled.close()
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that sees one state of the database."""
-        with _in_sentences(self.name), self._engine.begin() as connection:
+        with _in_sentences(self.name, self._address), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that has the write lock from its beginning."""
         engine = self._engine.execution_options(writing=True)
-        with _in_sentences(self.name), engine.begin() as connection:
+        with _in_sentences(self.name, self._address), engine.begin() as connection:
             yield connection
 
     def close(self) -> None:
         self._engine.dispose()
+        self._leaving.close()
+
+    def _opened(self, *, create: bool) -> Engine:
+        if self.is_sqlite and not create:
+            _there(self.url, self._hint)
+        if create or not self.is_sqlite or readonly.may_be_written(_there(self.url)):
+            return _engine(self.url, create=create)
+        self._unwritable = _there(self.url)
+        return _read_only(self.url, self._leaving.enter_context(readonly.address(self._unwritable)))
 
     def _bring_to_newest(self, *, create: bool) -> None:
         scripts = ScriptDirectory(str(_MIGRATIONS))
@@ -96,6 +155,13 @@ class Database:
             return
         if revision is None and not create:
             raise ArchiveError(f"there is no archive in {self.name}; a run makes one, or name another with --archive")
+        if revision is None:
+            self._refuse_what_was_emptied()
+        if self._unwritable is not None and revision is not None:
+            # It stays as it is, and a copy is brought to the revision that is read here.
+            copy = self._leaving.enter_context(readonly.copied(self._unwritable))
+            self._engine.dispose()
+            self._engine = _sqlite(self.url.set(database=str(copy)), create=False)
         if encoding != "UTF8":
             raise ArchiveError(f"{self.name} is encoded in {encoding}, which cannot hold every text: make one in UTF8")
         try:
@@ -111,6 +177,19 @@ class Database:
                 f"{self.name} {found}, this version needs {head!r}, and this user may not make tables: an "
                 "administrator runs `python -m store grant` (store/README.md, PostgreSQL), then try again"
             ) from error.__cause__
+
+    def _refuse_what_was_emptied(self) -> None:
+        """A file without tables may be a new one, or all that is left where SQLite's log was damaged."""
+        if self.file is None:
+            return
+        ledger, log = Ledger(self.file), self.file.with_name(f"{self.file.name}-wal")
+        lost = len(ledger.missing(frozenset()))
+        if lost or skipped(log)[1]:
+            raise ArchiveError(
+                f"{self.name} is empty, though {lost or 'some'} records and sweeps were committed to it: its log "
+                f"({log.name}) is damaged or gone. Bring the file back from a copy; to begin anew instead, move it and "
+                "the files beside it away"
+            )
 
     def _revision(self, connection: Connection, scripts: ScriptDirectory) -> str | None:
         """The database's revision, None for an empty one. Raises ArchiveError if it is not ours to use."""
@@ -144,7 +223,7 @@ def _readable(url: str) -> URL:
         made = make_url(url)
     except (ArgumentError, ValueError):
         raise ArchiveError(
-            f"{_masked(url)!r} is not a database URL; one looks like sqlite:///outputs/archive.db, or "
+            f"{masked(url, url)!r} is not a database URL; one looks like sqlite:///outputs/archive.db, or "
             "postgresql+psycopg://user@host/database"
         ) from None
     if made.drivername in ("postgresql", "postgres"):
@@ -159,12 +238,6 @@ def _readable(url: str) -> URL:
     return made
 
 
-def _masked(url: str) -> str:
-    """The URL without a password, wherever it has one; also if it is none."""
-    url = re.sub(r"(:/+[^/@:]*:).*@", r"\1***@", url)
-    return re.sub(r"((?:password|passwd|secret)=)[^&]*", r"\1***", url)
-
-
 def _engine(url: URL, *, create: bool) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, create=create)
@@ -173,17 +246,25 @@ def _engine(url: URL, *, create: bool) -> Engine:
         # A connection that the server has ended since is noticed before it is used, and made anew.
         engine = create_engine(url, connect_args=reaching, pool_pre_ping=True)
     except (ArgumentError, ModuleNotFoundError) as error:
-        shown = _masked(url.render_as_string())
+        shown = masked(url.render_as_string())
         raise ArchiveError(f"{shown} cannot be opened: {error}; install its driver") from error
     event.listen(engine, "connect", _set_up_postgresql)
     event.listen(engine, "begin", _begin_postgresql)
     return engine
 
 
-def _sqlite(url: URL, *, create: bool) -> Engine:
+_QUESTION_MARK = "; what follows the ? is no part of the path: a ? in a path is written %3F"
+
+
+def _there(url: URL, hint: str = "") -> Path:
     file = Path(str(url.database))
-    if not create and not file.is_file():
-        raise ArchiveError(f"there is no archive at {file}; a run makes one, or name another with --archive")
+    if not file.is_file():
+        raise ArchiveError(f"there is no archive at {file}; a run makes one, or name another with --archive{hint}")
+    return file
+
+
+def _sqlite(url: URL, *, create: bool) -> Engine:
+    file = Path(str(url.database)) if create else _there(url)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -191,8 +272,15 @@ def _sqlite(url: URL, *, create: bool) -> Engine:
     try:
         engine = create_engine(url)
     except (ArgumentError, ModuleNotFoundError) as error:
-        raise ArchiveError(f"{url.render_as_string()} cannot be opened: {error}; install its driver") from error
+        raise ArchiveError(f"{masked(url.render_as_string())} cannot be opened: {error}; install its driver") from error
     event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _read_only(url: URL, address: str) -> Engine:
+    """An engine for a file that may not be written."""
+    engine = create_engine(url, creator=lambda: sqlite3.connect(address, uri=True, isolation_level=None))
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -202,10 +290,22 @@ def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None
     connection.execute(f"PRAGMA busy_timeout = {_PATIENCE * 1000}")
     # Larger pages keep a record on fewer of them; it counts only while the file is empty.
-    connection.execute("PRAGMA page_size = 16384")
+    connection.execute(f"PRAGMA page_size = {PAGE}")
     _switch_to_write_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _emptied(cursor: Any) -> bool:
+    cursor.execute(f"PRAGMA busy_timeout = {_SHORT_PATIENCE * 1000}")
+    try:
+        for how in ("TRUNCATE", "PASSIVE"):
+            busy, frames, brought = cursor.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+            if not busy and frames == brought:
+                return True
+        return False
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {_PATIENCE * 1000}")
 
 
 def _switch_to_write_ahead(connection: sqlite3.Connection) -> None:
@@ -249,7 +349,7 @@ def _begin_postgresql(connection: Connection) -> None:
 
 _FULL = "the disk is full: free space, then add again"
 _BUSY = f"another process has been writing for more than {_PATIENCE} s: wait for it, then add again"
-_DAMAGED = "it is damaged: bring it back from a copy, or add the records of outputs/sweeps to a new one"
+_DAMAGED = "it is damaged: bring it back from a copy, or add bundles and what sweeps left in outputs to a new one"
 _READ_ONLY = "it may not be written: look at who may write there"
 _AWAY = "it cannot be reached: start it, or mend the URL, then try again"
 _KEEPS = "it keeps what it has: evidence is never changed"
@@ -296,7 +396,7 @@ _CODES = {
 
 
 @contextmanager
-def _in_sentences(name: str) -> Iterator[None]:
+def _in_sentences(name: str, address: str) -> Iterator[None]:
     try:
         yield
     except PoolTimeoutError as error:
@@ -304,7 +404,7 @@ def _in_sentences(name: str) -> Iterator[None]:
     except (DBAPIError, sqlite3.Error) as error:
         original = getattr(error, "orig", None) or error
         said = getattr(getattr(original, "diag", None), "message_primary", None) or str(original)
-        said = " ".join(said.split())
+        said = masked(" ".join(said.split()), address)
         code = _code(error) or "none"
         known = [sentence for start, sentence in _CODES.items() if code.startswith(start)]
         known += [sentence for words, sentence in _SENTENCES.items() if words in said.lower()]

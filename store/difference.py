@@ -101,6 +101,7 @@ def _facts(record: Record, fetch: Fetch) -> Mapping[str, Any] | None:
         return None
     try:
         found = parse((fetch(record.observation.machine) or b"").decode("utf-8"))
+        canonical(found)  # refuses what is nested too deep
     except (RecordError, UnicodeDecodeError):
         return None
     return found if isinstance(found, dict) else None

@@ -11,7 +11,20 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from store.columns import CONVENTION, digest_column, moment_column
 
-APPEND_ONLY = ("records", "documents", "notes", "plans", "sweeps", "sweep_records", "sweep_origins")
+APPEND_ONLY = (
+    "records",
+    "documents",
+    "notes",
+    "plans",
+    "sweeps",
+    "sweep_records",
+    "sweep_origins",
+    "arrivals",
+    "deliveries",
+    "record_origins",
+    "sweep_files",
+    "exclusions",
+)
 
 
 class Base(DeclarativeBase):
@@ -93,6 +106,74 @@ class SweepOriginRow(Base):
     file: Mapped[str] = mapped_column(Text, comment="Name of the bundle's file, without its folder.")
     manifest: Mapped[str] = digest_column("manifest", "SHA-256 of the bundle's manifest.")
     added_at: Mapped[str] = moment_column("added_at", "When the sweep was added.")
+
+
+class ArrivalRow(Base):
+    """In which order records and sweeps came into the archive. No time that somebody wrote says that."""
+
+    __tablename__ = "arrivals"
+    __table_args__ = (
+        UniqueConstraint("kind", "name"),
+        CheckConstraint("kind IN ('record', 'sweep')", name="kind_is_known"),
+    )
+
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False, comment="Counts up, from 1.")
+    kind: Mapped[str] = mapped_column(String(8), comment="What came in: record or sweep.")
+    name: Mapped[str] = mapped_column(String(64), comment="Digest of the record, or id of the sweep.")
+
+
+class DeliveryRow(Base):
+    """A file that was added. The same contents can come again under another name, or signed by somebody else."""
+
+    __tablename__ = "deliveries"
+
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False, comment="Counts up, from 1.")
+    manifest: Mapped[str] = digest_column(
+        "manifest", "SHA-256 of the bundle's manifest; of a folder, that of its record."
+    )
+    file: Mapped[str] = mapped_column(Text, comment="Name of the bundle's file or folder, without the path.")
+    signer: Mapped[str | None] = digest_column("signer", "Id of the key that signed the bundle. NULL if none did.")
+    added_at: Mapped[str] = moment_column("added_at", "When it was added.")
+
+
+class RecordOriginRow(Base):
+    """Contents in which a record was added. One that a sweep has which was run here is ours, whatever is said here."""
+
+    __tablename__ = "record_origins"
+
+    record: Mapped[str] = digest_column("record", "The record.", ForeignKey("records.digest"), primary_key=True)
+    manifest: Mapped[str] = digest_column(
+        "manifest", "SHA-256 of the manifest that names it; of a folder, its own.", primary_key=True
+    )
+
+
+class SweepFileRow(Base):
+    """Contents in which a sweep was added, or more of it."""
+
+    __tablename__ = "sweep_files"
+
+    sweep: Mapped[str] = mapped_column(ForeignKey("sweeps.id"), primary_key=True, comment="The sweep.")
+    manifest: Mapped[str] = digest_column("manifest", "SHA-256 of the manifest that has it.", primary_key=True)
+
+
+class ExclusionRow(Base):
+    """What nobody shall see, or shall see again. Of one thing the last row counts."""
+
+    __tablename__ = "exclusions"
+    __table_args__ = (
+        CheckConstraint("verb IN ('exclude', 'include')", name="verb_is_known"),
+        CheckConstraint("kind IN ('record', 'sweep', 'file', 'signer')", name="kind_is_known"),
+    )
+
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False, comment="Counts up, from 1.")
+    verb: Mapped[str] = mapped_column(String(8), comment="exclude, or include, which takes it back.")
+    kind: Mapped[str] = mapped_column(String(8), comment="What it is of: record, sweep, file or signer.")
+    name: Mapped[str] = mapped_column(
+        String(64), comment="Digest of the record or of the file's manifest, id of the sweep or of the signer's key."
+    )
+    author: Mapped[str] = mapped_column(Text, comment="Who says so.")
+    why: Mapped[str] = mapped_column(Text, comment="For which reason.")
+    written_at: Mapped[str] = moment_column("written_at", "When it was written.")
 
 
 class Cell(Base):

@@ -31,18 +31,28 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NoReturn
 
 from rich.console import Console
 from rich.progress import Progress
 
 from experiments.record import replays
+from experiments.streams import INTERRUPTED
+from store.database import sqlite_file
 from store.errors import ArchiveError
-from store.publisher import Sweep
+from store.publisher import Sweep, family
 from store.talk import say, tell
-from store.tracking import ARTIFACTS, TRACKING, Published, Source, Tracking, TrackingError, sqlite_file
+from store.tracking import ImpossibleError, Published, Source, Tracking, TrackingError
+from store.viewfile import ARTIFACTS, TRACKING
 
 _LATER = "Nothing is lost: `python -m store publish` publishes it later."
+_NEVER = "Nothing is lost: the archive has it all, and `python -m store list` shows it."
+
+_AT_LEAST = 60.0
+_EACH = 5.0
+"""Seconds that a server is given in all, and more for each process whose record is to be shown, unless somebody says
+otherwise.
+"""
 
 
 def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,25 +68,46 @@ def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help=f"folder for artifacts (default: {ARTIFACTS}; a server has its own)",
     )
+    parser.add_argument(
+        "--within",
+        metavar="SECONDS",
+        type=float,
+        help=f"give up a server after so long (default: {_AT_LEAST:g}, and {_EACH:g} for each process of a sweep)",
+    )
 
 
 def main_publish(archive: Source, arguments: argparse.Namespace) -> int:
-    """Exit status 0, or 2 if MLflow could not be used."""
+    """Exit status 0, 2 if MLflow could not be used, or 130 if it was interrupted."""
     with Tracking(arguments.tracking, _folder(arguments)) as tracking:
         if arguments.follow:
             return follow(archive, arguments.follow, tracking, sys.stdin)
         try:
             counts = _publish(archive, tracking, arguments)
         except (TrackingError, ArchiveError) as error:
-            say(f"{error}. {_LATER}")
+            say(f"{error}. {_NEVER if isinstance(error, ImpossibleError) else _left(archive, tracking, arguments)}")
             return 2
         except KeyboardInterrupt:
             with contextlib.suppress(TrackingError):
                 tracking.stop()
             say("Stopped; `python -m store publish` goes on where this ended.")
-            return 2
+            return INTERRUPTED
     tell(counts.text() if getattr(arguments, "json", False) else _summed(counts))
     return 0
+
+
+def _left(archive: Source, tracking: Tracking, arguments: argparse.Namespace) -> str:
+    """What is there, what is left, and how it gets there."""
+    there = tracking.counts.published + tracking.counts.skipped
+    try:
+        chosen = _chosen(archive.sweeps(), arguments.sweep)
+        all_of_them = sum(len(replays(archive.records(sweep=sweep.id))) for sweep in chosen)
+    except ArchiveError:
+        return _LATER
+    if not there:
+        return _LATER
+    return (
+        f"{there} of {all_of_them} runs are there, {all_of_them - there} are left: the same command goes on with them."
+    )
 
 
 def _folder(arguments: argparse.Namespace) -> Path | None:
@@ -90,14 +121,21 @@ def _default(uri: str) -> Path | None:
 
 def _publish(archive: Source, tracking: Tracking, arguments: argparse.Namespace) -> Published:
     chosen = _chosen(archive.sweeps(), arguments.sweep)
+    tracking.give(arguments.within or _AT_LEAST + _EACH * sum(sweep.done for sweep in chosen))
     tracking.prepare()
     tracking.settle(keep={sweep.id for sweep in chosen}, machines=_ours(archive, arguments.tracking))
     counts = Published()
+    hidden = archive.excluded()
+    for name in sorted(hidden.sweeps):
+        tracking.take_out(name, {})
     for sweep in chosen:
         records = archive.records(sweep=sweep.id)
+        if hidden.records:
+            kept = {one.digest(): family(one.spec.question.scenario) for one in replays(records)}
+            tracking.take_out(sweep.id, kept)
         thorough = arguments.all or arguments.sweep
         if not thorough and tracking.up_to_date(sweep, records):
-            counts += Published(skipped=len(replays(records)))
+            counts += tracking.skip(records)
             continue
         with _bar(sweep.id, len(replays(records))) as done:
             counts += tracking.publish(archive, sweep, records, done)
@@ -180,9 +218,10 @@ def awaited(stream: IO[str]) -> dict[str, Any] | None:
     """The arguments of `publish`, once the driver knows the sweep; None if it ends without one.
 
     MLflow's store is made meanwhile, which takes as long as the driver takes to plan. If that fails, it is
-    tried again, and said, when there is something to publish.
+    tried again, and said, when there is something to publish. SIGTERM ends it with nothing left half made.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
     try:
         first = json.loads(stream.readline())
         tracking, artifacts = str(first["tracking"]), Path(first["artifacts"]) if first["artifacts"] else None
@@ -193,6 +232,10 @@ def awaited(stream: IO[str]) -> dict[str, Any] | None:
         return {"follow": str(told["sweep"]), "tracking": tracking, "artifacts": artifacts, **where}
     except (ValueError, LookupError, TypeError):
         return None
+
+
+def _leave(*_: object) -> NoReturn:
+    sys.exit(2)
 
 
 def follow(archive: Source, sweep: str, tracking: Tracking, stream: Iterable[str]) -> int:
@@ -239,7 +282,7 @@ def _given_up(
     error: Exception, counts: Published, archive: Source, sweep: str, batches: Iterator[list[list[str]]]
 ) -> int:
     """Say so at once, then go on reading to the end, so that the driver is never kept from writing."""
-    say(f"{error}. {_LATER}")
+    say(f"{error}. {_NEVER if isinstance(error, ImpossibleError) else _LATER}")
     for _ in batches:
         pass
     with contextlib.suppress(ArchiveError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from experiments.agreement import Difference, differences
+from experiments.make import command, exactly
 from experiments.quantity import counted
 from experiments.record import Observation, Operator, Question, Record, Replay, canonical, digest
 from experiments.series import Curve, Measured, Point, measured, points
@@ -30,6 +30,7 @@ from experiments.verdict import (
     ending,
     looking_changed,
 )
+from experiments.visible import visible
 
 FORMAT = 3
 """Raised when pages of the same records come out otherwise, so that published sweeps are refreshed."""
@@ -182,14 +183,6 @@ def page(
 
 
 # Foreign text.
-
-
-def visible(text: str, *, lines: bool = False) -> str:
-    """`text` with everything that does not print as a backslash escape; line ends too unless `lines`."""
-    return "".join(
-        char if char.isprintable() or (lines and char in "\n\t") else char.encode("unicode_escape").decode()
-        for char in text
-    )
 
 
 def cut(text: str, limit: int) -> str:
@@ -498,10 +491,10 @@ def _size(item: Difference) -> str:
 
 
 def _repeat(question: Question, digests: Mapping[str, str]) -> str:
-    scenario, case = shlex.quote(question.scenario), shlex.quote(question.case)
-    again = f"make run-all SCENARIO={scenario} DEVICE={shlex.quote(question.device)}"
+    scenario = exactly(visible(question.scenario))
+    again = command("run-all", SCENARIO=scenario, DEVICE=visible(question.device))
     shown = [f"python -m store show {name}" for name in digests.values()]
-    return "\n".join([again, f"make snippet SCENARIO={scenario} CASE={case}", *shown])
+    return "\n".join([again, command("snippet", SCENARIO=scenario, CASE=visible(question.case)), *shown])
 
 
 def _traceback(record: Record | None) -> str:
@@ -645,7 +638,7 @@ def _summary_tags(sweep: Sweep, name: str, rows: Sequence[Row], counts: Counter[
 def _summary_note(sweep: Sweep, name: str, rows: Sequence[Row], counts: Counter[str]) -> str:
     said = ", ".join(f"{counts[word]} {word}" for word in (AS_EXPECTED, NOT_AS_EXPECTED, CANNOT_SAY))
     left = sweep.planned - sweep.done
-    again = "make run-all SCENARIO=" + shlex.quote(f"{name}/*" if name else "*")
+    again = command("run-all", SCENARIO=f"{exactly(visible(name))}/*" if name else "*")
     parts = [
         f"**{said}** of {len(rows)} replays in {code(name)}, sweep {code(sweep.id)}",
         f"Not finished: {left} of the sweep's {sweep.planned} processes have not run." if left > 0 else "",

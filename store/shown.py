@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import unicodedata
 from json import dumps
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from experiments.record import Outcome, Record, canonical, parse
+from experiments.visible import visible
 from store.difference import Comparison, Section
+from store.exclusions import Exclusion
 from store.models import Cell, NoteRow
+from store.origins import Origin
 from store.sweeps import SweepProgress
 
 _SHORT = 12
 """Digits of a digest in a table: enough to tell millions of records apart, and to be typed."""
-
-
-def escaped(text: str) -> str:
-    """`text` with everything that is not a visible character or a space as a backslash escape."""
-    return "".join(char if _visible(char) else char.encode("unicode_escape").decode() for char in text)
-
-
-def _visible(char: str) -> bool:
-    # C*: control, direction marks, surrogates, unassigned. Zl and Zp end lines.
-    return not unicodedata.category(char).startswith("C") and unicodedata.category(char) not in ("Zl", "Zp")
 
 
 def as_json(value: Any) -> str:
@@ -30,11 +22,11 @@ def as_json(value: Any) -> str:
     return dumps(parse(canonical(value)), sort_keys=True) + "\n"
 
 
-def cells(found: Sequence[Cell], *, json: bool) -> str:
-    """Records, one a line; as JSON, one list."""
+def cells(found: Sequence[Cell], origins: Mapping[str, Origin | None], *, json: bool) -> str:
+    """Records, one a line, with where they came from by digest; as JSON, one list."""
     if json:
-        return as_json([_columns(one) for one in found])
-    head = ("digest", "started", "outcome", "scenario", "case", "pass", "device", "role", "repeat")
+        return as_json([{**_columns(one), "origin": _told(origins[one.digest])} for one in found])
+    head = ("digest", "started", "outcome", "scenario", "case", "pass", "device", "role", "repeat", "run")
     rows = [
         (
             one.digest[:_SHORT],
@@ -46,6 +38,7 @@ def cells(found: Sequence[Cell], *, json: bool) -> str:
             one.device,
             one.role,
             str(one.repeat),
+            _where(origins[one.digest]),
         )
         for one in found
     ]
@@ -66,7 +59,7 @@ def sweeps(found: Sequence[SweepProgress], *, json: bool) -> str:
             one.started_at[:19],
             f"{one.done} of {one.planned}",
             one.machine[:_SHORT],
-            "here" if one.origin is None else one.origin.file,
+            _where(one.origin),
         )
         for one in found
     ]
@@ -74,18 +67,45 @@ def sweeps(found: Sequence[SweepProgress], *, json: bool) -> str:
 
 
 def _sweep(one: SweepProgress) -> dict[str, Any]:
-    return {**vars(one), "finished": one.finished, "origin": None if one.origin is None else vars(one.origin)}
+    return {**vars(one), "finished": one.finished, "origin": _told(one.origin)}
+
+
+def _where(origin: Origin | None) -> str:
+    return "here" if origin is None else str(origin)
+
+
+def _told(origin: Origin | None) -> dict[str, Any] | None:
+    return None if origin is None else {**vars(origin), "also": [_told(one) for one in origin.also]}
+
+
+def exclusions(found: Sequence[Exclusion], *, json: bool) -> str:
+    """What was excluded or included again, one a line; as JSON, one list."""
+    told = [{**vars(one), "called": list(one.called)} for one in found]
+    return as_json(told) if json else "".join(f"{visible(str(one))}\n" for one in found)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [[escaped(field) for field in row] for row in (head, *rows)]
+    lines = [[visible(field) for field in row] for row in (head, *rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
     return "".join("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in lines)
 
 
-def record(digest: str, kept: Record, notes: Sequence[NoteRow], contents: Sequence[tuple[str, str, bool]]) -> str:
-    """A record for people: what was asked, how it ended, what was seen, what it rests on, what was said."""
-    lines = [("record", digest), ("evidence", kept.evidence_digest()), *_asked(kept), *_ended(kept), *_seen(kept)]
+def record(
+    digest: str,
+    kept: Record,
+    origin: Origin | None,
+    notes: Sequence[NoteRow],
+    contents: Sequence[tuple[str, str, bool]],
+    *,
+    excluded: bool,
+) -> str:
+    """A record for people: where it came from, what was asked, how it ended, what was seen, what it rests on, what was
+    said.
+    """
+    lines = [("record", digest), ("run", _where(origin)), ("evidence", kept.evidence_digest())]
+    if excluded:
+        lines.insert(1, ("excluded", "from reports, capsules and MLflow; `python -m store exclude` says why"))
+    lines += [*_asked(kept), *_ended(kept), *_seen(kept)]
     lines += [(f"{kind}{'' if there else ' (not kept)'}", name) for name, kind, there in contents]
     lines += [("note", f"{note.written_at[:19]} {note.author}: {note.text}") for note in notes]
     width = max(len(name) for name, _ in lines)
@@ -93,8 +113,8 @@ def record(digest: str, kept: Record, notes: Sequence[NoteRow], contents: Sequen
 
 
 def _field(name: str, text: str, width: int) -> str:
-    first, *more = [escaped(line) for line in text.split("\n")]
-    return f"{escaped(name):{width}}  {first}\n" + "".join(f"{'':{width}}  {line}\n" for line in more)
+    first, *more = [visible(line) for line in text.split("\n")]
+    return f"{visible(name):{width}}  {first}\n" + "".join(f"{'':{width}}  {line}\n" for line in more)
 
 
 def _asked(kept: Record) -> list[tuple[str, str]]:
@@ -152,4 +172,4 @@ def difference(digests: Sequence[str], made: Comparison, *, json: bool) -> str:
 def _part(one: Section) -> str:
     table = _table(one.rows[0], one.rows[1:]) if one.rows else ""
     indented = "".join(f"  {line}\n" for line in table.splitlines())
-    return f"\n{escaped(one.title)}: {escaped(one.said)}\n{indented}"
+    return f"\n{visible(one.title)}: {visible(one.said)}\n{indented}"

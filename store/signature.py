@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from experiments.pack import MANIFEST, SIGNATURE
 from experiments.record import RecordError, canonical, digest, parse
 from store.checks import Problem
 from store.errors import ArchiveError
+from store.regular import read_regular
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -40,6 +42,11 @@ LARGEST = 1 << 16
 
 MOST_KEYS = 10_000
 """Files of keys in one folder that are read."""
+
+_FIELD = 2**255 - 19
+_Y = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+_SMALL_ORDER = frozenset((0, 1, _FIELD - 1, _Y, _FIELD - _Y))
+"""The y of all points of edwards25519 whose order divides eight."""
 
 _SHOWN = 150
 """Characters shown of what somebody else wrote."""
@@ -57,7 +64,7 @@ class Signature:
     def __str__(self) -> str:
         if self.key is None:
             return "not signed"
-        return f"signed by {self.name}" if self.name else f"signed by somebody unknown (key {self.key})"
+        return f"signed by {self.name or 'somebody unknown'} (key {self.key})"
 
 
 def judged(manifest: bytes, envelope: bytes | None, names: Mapping[str, str]) -> Signature:
@@ -208,14 +215,26 @@ def _shown(value: Any) -> str:
 def trusted(paths: Sequence[Path]) -> dict[str, str]:
     """Names of public keys by id, out of files and folders of them. A file's name without its ending is the key's.
 
-    Raises ArchiveError if there is none, one is no Ed25519 key, or one has two names.
+    Raises ArchiveError if there is none, one is no Ed25519 key, one has two names, or two have names that read alike.
     """
     names: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for path in _files(paths):
         key = key_id(_public(_read(path), str(path)))
         if names.setdefault(key, path.stem) != path.stem:
             raise ArchiveError(f"{path} holds the same key as {names[key]}; a key has one name: give one of them")
+        other = keys.setdefault(_read_alike(path.stem), key)
+        if other != key:
+            raise ArchiveError(
+                f"{path} is key {key}, and {names[other]} is the name of key {other} already; a name stands for one "
+                "key: rename one of the files, or give one of them"
+            )
     return names
+
+
+def _read_alike(name: str) -> str:
+    """The same for names that a reader may take for one another."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -261,7 +280,16 @@ def _public(content: bytes, what: str) -> Ed25519PublicKey:
         raise ArchiveError(f"{what} is no public key in PEM (SubjectPublicKeyInfo)") from None
     if not isinstance(key, Ed25519PublicKey):
         raise ArchiveError(f"{what} is {_kind(key)}; only Ed25519 keys are read")
+    if has_small_order(key):
+        raise ArchiveError(f"{what} is a point of small order: anybody can sign for it, so it is nobody's key")
     return key
+
+
+def has_small_order(key: Ed25519PublicKey) -> bool:
+    """Whether eight times the point is the neutral one. Signatures verify with such a key that no key has made."""
+    raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    # The sign of x is the last bit; y may be written in two ways.
+    return int.from_bytes(raw, "little") % 2**255 % _FIELD in _SMALL_ORDER
 
 
 def _kind(key: object) -> str:
@@ -269,14 +297,7 @@ def _kind(key: object) -> str:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
-    except OSError as error:
-        raise ArchiveError(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(content) > LARGEST:
-        raise ArchiveError(f"{path} has more than {LARGEST} bytes, so it is no key")
-    return content
+    return read_regular(path, LARGEST, "so it is no key")
 
 
 def make_key(path: Path) -> tuple[Path, Path, str]:

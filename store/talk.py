@@ -6,6 +6,8 @@ import os
 import sys
 from typing import IO
 
+from experiments.visible import visible
+
 
 def say(sentence: str) -> None:
     _print(sentence, sys.stderr)
@@ -17,7 +19,7 @@ def tell(line: str) -> None:
 
 def _print(line: str, stream: IO[str]) -> None:
     try:
-        print(line, file=stream, flush=True)
+        print(visible(line, lines=True), file=stream, flush=True)
     except BrokenPipeError:
         # Whoever listened is gone. Python would complain once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

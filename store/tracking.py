@@ -15,42 +15,51 @@ import fcntl
 import functools
 import json
 import logging
+import math
 import os
-import re
 import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
+from urllib.parse import unquote, urlsplit
 
 from alembic.util import CommandError
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from experiments.addresses import masked
 from experiments.record import Record, Replay, replays
 from experiments.series import Measured
 from experiments.verdict import contexts, judge
+from experiments.visible import visible
+from store import remote, viewfile
+from store.database import sqlite_file
 from store.errors import ArchiveError
+from store.exclusions import Excluded
 from store.figures import draw
-from store.publisher import Page, Row, Sweep, contents, cut, family, key, page, row, summary, texts, visible
+from store.publisher import Page, Row, Sweep, contents, cut, family, key, page, row, summary, texts
+from store.talk import say
+from store.viewfile import ARTIFACTS, TRACKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-TRACKING = "sqlite:///outputs/mlflow.db"
-ARTIFACTS = "outputs/artifacts"
-
 _AT_ONCE = {"params": 100, "tags": 100, "metrics": 800}
 """Items of one `log_batch`; MLflow takes 100, 100 and 1000, and 1000 together."""
 assert sum(_AT_ONCE.values()) <= 1000
-_PAGE = 1000
-"""Runs asked for at once."""
+_PAGE = 200
+"""Runs asked for at once: their notes and tags are some kilobytes each."""
+_PAGES = 1000
+"""Pages of one answer that are asked for."""
 _PATIENCE = 60.0
 """Seconds to wait for another publisher of the same store."""
+_STEP = 60.0
+"""Seconds in which a server has to take one replay, or to answer one question."""
 _UNFINISHED = "unfinished"
 """Tag `twofold.published` of a run that was not written to its end."""
 
@@ -65,6 +74,8 @@ _LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    # A server may ask for any number of seconds.
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
 }
 """For a server that is down or slow. Whoever sets these variables has the last word."""
 
@@ -75,11 +86,16 @@ class TrackingError(Exception):
     """MLflow cannot be used. The message says where it was looked for and what happened."""
 
 
+class ImpossibleError(TrackingError):
+    """It never can be from here, so that nobody may be told to try again."""
+
+
 class Source(Protocol):
     """What is needed of an archive."""
 
     def records(self, *, sweep: str | None = None, digests: Sequence[str] | None = None) -> list[Record]: ...
     def sweeps(self) -> Sequence[Sweep]: ...
+    def excluded(self) -> Excluded: ...
     def document(self, name: str, /) -> str | None: ...
     def fetch(self, name: str, /) -> bytes | None: ...
 
@@ -106,6 +122,8 @@ class _Known:
 
     id: str
     status: str
+    artifacts: str
+    """Where it keeps its files."""
     published: str
     revision: int
     """Which writing of the page it shows, from 0: the step of its metrics, so that the newest counts."""
@@ -128,7 +146,10 @@ class Tracking:
         """By family and sweep: runs by replay, the parent under the empty name."""
         self._rows: dict[tuple[str, str], dict[str, Row]] = {}
         """By family and sweep: what was looked at since the store was opened, by replay."""
-        self._lock: IO[bytes] | None = None
+        self._until = math.inf
+        self._leaving = contextlib.ExitStack()
+        self.counts = Published()
+        """What was published since the store was opened."""
 
     def __enter__(self) -> Self:
         return self
@@ -137,23 +158,65 @@ class Tracking:
         self.close()
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._leaving.close()
+
+    def give(self, seconds: float) -> None:
+        """From now on, a server has so many seconds for all that is published to it."""
+        self._until = time.monotonic() + seconds
 
     def prepare(self, families: Iterable[str] = ()) -> None:
         """Make the store, and experiments for `families`, before anything runs in parallel.
 
         Raises TrackingError if MLflow cannot be used. So does every other method.
         """
-        with _reaching(self._uri):
+        with self._reaching():
             file = sqlite_file(self._uri)
             if file is not None:
-                self._lock = _locked(file)
-                _write_ahead(file)
-            self._client = _connect(self._uri)
+                self._leaving.enter_context(_locked(file))
+                self._client = self._opened(file)
+            else:
+                self._client = self._reached()
             self._client.search_experiments(max_results=1)
             for name in families:
                 self._experiment(name)
+
+    def _opened(self, file: Path) -> MlflowClient:
+        """A client of the store in this file, which is made if it is not there, or not to be used."""
+        why = viewfile.fault(file) if viewfile.is_there(file) else ""
+        if why:
+            aside = viewfile.move_aside(file)
+            said = f"MLflow's store {file} cannot be used: {why}. It is kept as {aside.name}, and a new one is made"
+            say(f"{visible(said)} from the records; `python -m store publish` brings earlier sweeps into it")
+        if not viewfile.is_there(file):
+            viewfile.make_whole(file, _with_tables)
+        viewfile.write_ahead(file)
+        client = imported()(tracking_uri=self._leaving.enter_context(viewfile.spelled(file)))
+        # The same address may be another file next time.
+        self._leaving.callback(client._tracking_client.store.engine.dispose)  # noqa: SLF001 - mlflow has no other way
+        return client
+
+    def _reached(self) -> MlflowClient:
+        client = imported()
+        if self._uri.startswith("http"):
+            self._leaving.enter_context(remote.bounded_answers())
+        elif "://" in self._uri and make_url(self._uri).get_backend_name() != "file":
+            _answered(self._uri)
+        return client(tracking_uri=self._uri)
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Whatever MLflow, its database or the network raise, as one sentence. A server has a time to answer in."""
+        if sqlite_file(self._uri) is not None:
+            with _in_sentences(self._uri):
+                yield
+            return
+        left = min(_STEP, self._until - time.monotonic())
+        try:
+            with _in_sentences(self._uri), remote.within(left):
+                yield
+        except remote.TooLate:
+            said = f"it did not answer within {left:.0f} s" if left == _STEP else "it took longer than it was given"
+            raise TrackingError(_sentence(self._uri, said)) from None
 
     @property
     def _mlflow(self) -> MlflowClient:
@@ -182,18 +245,25 @@ class Tracking:
             written = texts(replay)
             shown = row(replay, judge(replay, context), written)
             wanted = page(replay, context, shown, written, sweep=sweep, document=document)
-            with _reaching(self._uri):
+            with self._reaching():
                 fresh = self._child(name, sweep, replay.digest(), wanted)
             self._rows.setdefault((name, sweep.id), {})[replay.digest()] = shown
-            counts += Published(published=1) if fresh else Published(skipped=1)
+            one = Published(published=1) if fresh else Published(skipped=1)
+            counts, self.counts = counts + one, self.counts + one
             done()
         return counts
+
+    def skip(self, records: Sequence[Record]) -> Published:
+        """Count the replays of records that `up_to_date` has found there."""
+        one = Published(skipped=len(replays(records)))
+        self.counts += one
+        return one
 
     def finish(self, sweep: Sweep) -> None:
         """Write the parent runs of everything that was published of this sweep."""
         for (name, of), rows in self._rows.items():
             if of == sweep.id:
-                with _reaching(self._uri):
+                with self._reaching():
                     self._write(name, sweep.id, "", summary(sweep, name, list(rows.values())))
 
     def left(self, sweep: Sweep, records: Sequence[Record]) -> list[Record]:
@@ -213,8 +283,25 @@ class Tracking:
         by_family: dict[str, list[Replay]] = {}
         for replay in replays(records):
             by_family.setdefault(family(replay.spec.question.scenario), []).append(replay)
-        with _reaching(self._uri):
+        with self._reaching():
             return all(self._complete(name, sweep, made) for name, made in by_family.items())
+
+    def take_out(self, sweep: str, kept: Mapping[str, str]) -> int:
+        """Move the runs of a sweep to MLflow's trash that are of other replays than those `kept` (digest -> family),
+        and the parents of families that have none left. Says how many.
+        """
+        with self._reaching():
+            families = {self._experiment(name) for name in kept.values()}
+            found = [
+                run
+                for run in _all_runs(self._mlflow, self._our_experiments(), f"tags.`twofold.sweep` = '{sweep}'")
+                for replay in [run.data.tags.get("twofold.replay", "")]
+                if (replay not in kept if replay else str(run.info.experiment_id) not in families)
+            ]
+            for run in found:
+                self._mlflow.delete_run(run.info.run_id)
+            self._runs = {known: runs for known, runs in self._runs.items() if known[1] != sweep}
+        return len(found)
 
     def settle(self, keep: Iterable[str] = (), machines: Iterable[str] | None = None) -> int:
         """End every run of ours that is still RUNNING, except those of the sweeps `keep`. Says how many.
@@ -222,7 +309,7 @@ class Tracking:
         On a server that others use too, `machines` are those whose sweeps are ours; None for all.
         """
         kept, ours = set(keep), None if machines is None else set(machines)
-        with _reaching(self._uri):
+        with self._reaching():
             found = [
                 run
                 for run in _all_runs(self._mlflow, self._our_experiments(), "attributes.status = 'RUNNING'")
@@ -321,11 +408,25 @@ class Tracking:
         with tempfile.TemporaryDirectory(prefix="twofold-") as folder:
             _lay_out(Path(folder), wanted.files)
             _draw(Path(folder), wanted.figures)
-            self._mlflow.log_artifacts(there.id, folder)
+            self._send(Path(folder), there.artifacts)
+
+    def _send(self, folder: Path, address: str) -> None:
+        """Artifacts go to the address that was looked at, and not to what a server says when it is asked again."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository  # noqa: PLC0415
+
+        self._allow(address)
+        get_artifact_repository(address, tracking_uri=self._uri).log_artifacts(str(folder))
+
+    def _allow(self, address: str) -> None:
+        """Raises TrackingError if artifacts are not to be sent there; files of ours name folders of ours."""
+        files = sqlite_file(self._uri) is not None or "://" not in self._uri or self._uri.startswith("file:")
+        refused = "" if files else remote.refusal(address, self._artifacts)
+        if refused:
+            raise TrackingError(_sentence(self._uri, refused))
 
     def stop(self) -> None:
         """End as KILLED whatever this publisher left RUNNING."""
-        with _reaching(self._uri):
+        with self._reaching():
             for known in self._runs.values():
                 for name, run in known.items():
                     if run.status == "RUNNING":
@@ -350,6 +451,7 @@ class Tracking:
             place = None if self._artifacts is None else (self._artifacts / key(name)).resolve().as_uri()
             about = {"mlflow.note.content": _ABOUT}
             return str(self._mlflow.create_experiment(title, artifact_location=place, tags=about))
+        self._allow(found.artifact_location or "")
         if found.lifecycle_stage == "deleted":
             self._mlflow.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
@@ -375,11 +477,22 @@ class Tracking:
         parent = self._known(name, sweep.id).get("")
         if parent is None or parent.status == "RUNNING" or parent.published == _UNFINISHED:
             return False
+        if not all(map(_has_its_files, self._known(name, sweep.id).values())):
+            return False
         return parent.records == contents([replay.content_digest() for replay in made], sweep)
 
 
 def _same(there: _Known, wanted: Page) -> bool:
-    return there.status == wanted.status and there.published == wanted.digest()
+    return there.status == wanted.status and there.published == wanted.digest() and _has_its_files(there)
+
+
+def _has_its_files(there: _Known) -> bool:
+    """Whether the folder of a run is there, where it is one of this machine: files are lost without the database."""
+    address = urlsplit(there.artifacts)
+    if address.scheme not in ("", "file") or not address.path:
+        return True
+    folder = Path(unquote(address.path))
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _known(run: Run) -> _Known:
@@ -387,6 +500,7 @@ def _known(run: Run) -> _Known:
     return _Known(
         id=run.info.run_id,
         status=run.info.status,
+        artifacts=run.info.artifact_uri or "",
         published=tags.get("twofold.published", ""),
         revision=int(tags.get("twofold.revision", "0")),
         params=frozenset(run.data.params),
@@ -398,12 +512,14 @@ def _known(run: Run) -> _Known:
 
 def _all_runs(client: MlflowClient, experiments: Sequence[str], wanted: str) -> Iterator[Run]:
     token: str | None = None
-    while experiments:
+    for _ in range(_PAGES if experiments else 0):
         found = client.search_runs(list(experiments), wanted, max_results=_PAGE, page_token=token)
         yield from found
         token = found.token
         if not token:
             return
+    if experiments:
+        raise TrackingError(f"MLflow names more than {_PAGES * _PAGE} runs as ours, which is more than are looked at")
 
 
 def _batches(items: Mapping[str, list[Any]]) -> Iterator[dict[str, list[Any]]]:
@@ -429,11 +545,12 @@ def _draw(folder: Path, found: Sequence[Measured]) -> None:
 # Reaching MLflow.
 
 
-def _connect(uri: str) -> MlflowClient:
-    client = imported()
-    if "://" in uri and make_url(uri).get_backend_name() not in ("sqlite", "http", "https", "file"):
-        _answered(uri)
-    return client(tracking_uri=uri)
+def _with_tables(uri: str) -> None:
+    """Have MLflow make its tables in an empty store."""
+    imported()
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # noqa: PLC0415 - see the module's docstring
+
+    SqlAlchemyStore(uri, ARTIFACTS).engine.dispose()
 
 
 def _answered(uri: str) -> None:
@@ -450,68 +567,59 @@ def imported() -> type[MlflowClient]:
     os.environ.update(QUIET)
     for name, value in _LIMITS.items():
         os.environ.setdefault(name, value)
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    # What they would say with a traceback, and addresses in it, becomes a sentence of ours.
+    quiet = ("mlflow", "alembic", "urllib3")
+    for name in quiet:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     from mlflow import MlflowClient  # noqa: PLC0415 - see the module's docstring
 
     # mlflow sets its own loggers up when it is imported.
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    for name in quiet:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient
 
 
 @contextlib.contextmanager
-def _reaching(uri: str) -> Iterator[None]:
-    """Whatever MLflow, its database or the network raise, as one sentence."""
+def _in_sentences(uri: str) -> Iterator[None]:
     try:
         yield
-    except ArchiveError:
+    except ImpossibleError:
         raise
+    except (ArchiveError, TrackingError) as error:
+        raise TrackingError(str(error)) from None
     except (SQLAlchemyError, CommandError, sqlite3.Error, OSError, ImportError) as error:
         raise TrackingError(_sentence(uri, error)) from None
     except Exception as error:
-        # Its class cannot be named without importing mlflow, which may be what failed.
-        if type(error).__module__.partition(".")[0] != "mlflow":
+        if "invalid interpolation syntax" in str(error):
+            # mlflow hands the folder that it lies in to a reader of settings, to which % is no letter.
+            why = "mlflow cannot be used from a folder with % in its path: set the project up in another one"
+            raise ImpossibleError(_sentence(uri, why)) from None
+        # The class cannot be named without importing mlflow, which may be what failed. What a server answers can make
+        # mlflow raise anything.
+        if type(error).__module__.partition(".")[0] != "mlflow" and not uri.startswith("http"):
             raise
         raise TrackingError(_sentence(uri, error)) from None
 
 
-def _sentence(uri: str, error: Exception) -> str:
-    first = next(iter(str(error).strip().splitlines()), "")
-    why = without_password(cut(visible(first), 500)) or type(error).__name__
-    return f"MLflow at {without_password(uri)} cannot be used: {why}"
+def _sentence(uri: str, said: Exception | str) -> str:
+    first = next(iter(str(said).strip().splitlines()), "")
+    why = masked(cut(visible(first), 500), uri) or type(said).__name__
+    return f"MLflow at {visible(masked(uri))} cannot be used: {why}"
 
 
-def without_password(text: str) -> str:
-    """`text` with what stands between `//` and `@` in an address as asterisks."""
-    return re.sub(r"//[^/@\s]*@", "//***@", text)
-
-
-def sqlite_file(uri: str) -> Path | None:
-    """The file of a SQLite store. None for a server or another database."""
-    if not uri.startswith("sqlite:"):
-        return None
-    name = make_url(uri).database
-    return Path(name) if name and name != ":memory:" else None
-
-
-def _locked(file: Path) -> IO[bytes]:
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
     """One publisher at a time: two that look for the same run would both make it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock = file.with_name(f"{file.name}.lock").open("ab")
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                lock.close()
-                raise TrackingError(f"another process has been publishing to {file} for {_PATIENCE:g} s") from None
-            time.sleep(0.1)
-        else:
-            return lock
-
-
-def _write_ahead(file: Path) -> None:
-    """SQLite's write-ahead log halves the time of a run. It is a property of the file."""
-    with contextlib.closing(sqlite3.connect(file, timeout=10)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
+    with file.with_name(f"{file.name}.lock").open("ab") as lock:
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TrackingError(f"another process has been publishing to {file} for {_PATIENCE:g} s") from None
+                time.sleep(0.1)
+            else:
+                break
+        yield

@@ -12,16 +12,22 @@ import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from experiments.addresses import masked
+from experiments.streams import status
+from store.database import sqlite_file
+from store.errors import ArchiveError
 from store.talk import say, tell
-from store.tracking import ARTIFACTS, QUIET, TRACKING, sqlite_file, without_password
+from store.tracking import QUIET
+from store.viewfile import ARTIFACTS, TRACKING, fault, is_there, spelled
 
 _START = 60.0
 """Seconds that the user interface may take to answer."""
@@ -34,23 +40,34 @@ def main_ui(argv: Sequence[str]) -> int:
     if hindrance:
         say(hindrance)
         return 2
-    # Whoever ends this process, by Ctrl-C or otherwise, ends the server with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    process = subprocess.Popen(
-        _ui_command(arguments),
-        env={"PYTHONWARNINGS": "ignore", **os.environ, **QUIET},
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        start_new_session=True,
-    )
+    # Whoever ends this process, by Ctrl-C or otherwise, ends the server with it: also who closes its terminal.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
     try:
-        return _served(process, f"http://127.0.0.1:{arguments.port}")
+        with contextlib.ExitStack() as leaving:
+            return _served(leaving.enter_context(_server(arguments)), f"http://127.0.0.1:{arguments.port}")
     except KeyboardInterrupt:
         return 0
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
+
+
+@contextlib.contextmanager
+def _server(arguments: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
+    """MLflow's server, which ends with the block."""
+    file = sqlite_file(arguments.tracking)
+    with contextlib.nullcontext(arguments.tracking) if file is None else spelled(file) as address:
+        process = subprocess.Popen(
+            _ui_command(arguments),
+            env={"PYTHONWARNINGS": "ignore", **os.environ, **QUIET, **_addresses(address, arguments.artifacts)},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
 
 
 def _ui_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -62,29 +79,43 @@ def _ui_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _ui_command(arguments: argparse.Namespace) -> list[str]:
-    where = [
-        "--backend-store-uri",
-        arguments.tracking,
-        "--default-artifact-root",
-        arguments.artifacts.resolve().as_uri(),
-    ]
     return [
-        *(sys.executable, "-m", "mlflow", "server", *where),
+        *(sys.executable, "-m", "mlflow", "server"),
         *("--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"),
         *("--uvicorn-opts", "--log-level warning"),
     ]
 
 
+def _addresses(tracking: str, artifacts: Path) -> dict[str, str]:
+    """Where the server finds the store: by its environment, because everybody can read a command line."""
+    return {
+        "MLFLOW_BACKEND_STORE_URI": tracking,
+        "MLFLOW_DEFAULT_ARTIFACT_ROOT": artifacts.resolve().as_uri(),
+    }
+
+
 def _hindrance(uri: str, port: int) -> str:
     """Why the user interface cannot start. Empty if it can."""
     if uri.startswith("http"):
-        return f"{without_password(uri)} is a server with its own user interface: open it in a browser"
+        return f"{masked(uri)} is a server with its own user interface: open it in a browser"
     file = sqlite_file(uri)
-    if file is not None and not file.is_file():
+    if file is not None and not is_there(file):
         return f"nothing has been published yet: there is no {file}. Run `make run-all` or `python -m store publish`"
+    why = _fault(file) if file is not None else ""
+    if why:
+        return why
     if _taken(port):
         return f"port {port} is taken; try another one, such as --port {_free()}"
     return ""
+
+
+def _fault(file: Path) -> str:
+    try:
+        found = fault(file)
+    except (ArchiveError, OSError, sqlite3.Error) as error:
+        return str(error)
+    again = "`python -m store publish` keeps it under another name and makes a new one from the records"
+    return found and f"MLflow's store {file} cannot be used: {found}; {again}"
 
 
 def _taken(port: int) -> bool:
@@ -111,8 +142,10 @@ def _served(process: subprocess.Popen[bytes], address: str) -> int:
             say(f"MLflow's server has not answered at {address} for {_START:g} s")
             return 2
         time.sleep(0.2)
-    if process.poll() is None:
-        tell(f"{address} shows what was published; Ctrl-C ends it")
+    if process.poll() is not None:
+        say(f"MLflow's server ended with {process.returncode} before it answered at {address}")
+        return 2
+    tell(f"{address} shows what was published; Ctrl-C ends it")
     return 0 if process.wait() == 0 else 2
 
 
@@ -125,4 +158,4 @@ def _answers(address: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main_ui(sys.argv[1:]))
+    sys.exit(status("store.ui", lambda: main_ui(sys.argv[1:])))

@@ -43,7 +43,7 @@ def root(folder: Path, scenarios: Mapping[str, str | bytes]) -> Path:
     ours = PROJECT / "experiments"
     target = folder / "experiments"
     target.mkdir(parents=True)
-    for name in ("__init__.py", "fingerprint.py", "record.py", "scenario.py"):
+    for name in ("__init__.py", "bounds.py", "fingerprint.py", "record.py", "scenario.py"):
         shutil.copyfile(ours / name, target / name)
     (target / "worker").mkdir()
     for path in (ours / "worker").glob("*.py"):
@@ -109,8 +109,14 @@ class Ran:
         return found
 
 
-def run(asked: Spec, folder: Path, root: Path) -> Ran:
-    return Ran(launch.run(asked, folder, root), folder)
+def run(asked: Spec, folder: Path, root: Path, start: launch.Starter | None = None) -> Ran:
+    """The ended process for a spec: an interpreter of its own, unless `start` starts another."""
+    if start is None:
+        return Ran(launch.run(asked, folder, root), folder)
+    running = launch.start(asked, folder, start)
+    while (record := running.poll()) is None:
+        time.sleep(0.01)
+    return Ran(record, folder)
 
 
 def costly(case: Mapping[str, Any]) -> bool:
@@ -124,13 +130,19 @@ def costly(case: Mapping[str, Any]) -> bool:
 class Lab:
     """A root, and what has been run from it."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, *, forked: bool = False) -> None:
+        """With `forked`, processes are forks of one that has imported torch: close the lab to end it."""
         self.folder, self.root = folder, root
         self._ran: dict[str, Ran] = {}
+        self._forks = Forks(root) if forked else None
 
     @classmethod
-    def of(cls, folder: Path, scenarios: Mapping[str, str | bytes]) -> Lab:
-        return cls(folder, root(folder / "root", scenarios))
+    def of(cls, folder: Path, scenarios: Mapping[str, str | bytes], *, forked: bool = False) -> Lab:
+        return cls(folder, root(folder / "root", scenarios), forked=forked)
+
+    def close(self) -> None:
+        if self._forks is not None:
+            self._forks.close()
 
     def spec(self, scenario: str, case: str, **changes: Any) -> Spec:
         return spec(self.root, scenario, case, **changes)
@@ -139,7 +151,8 @@ class Lab:
         """The process for this spec, run when it is first asked for."""
         asked = self.spec(scenario, case, **changes)
         if asked.digest() not in self._ran:
-            self._ran[asked.digest()] = run(asked, self.folder / asked.digest()[:16], self.root)
+            start = None if self._forks is None else self._forks.start
+            self._ran[asked.digest()] = run(asked, self.folder / asked.digest()[:16], self.root, start)
         return self._ran[asked.digest()]
 
     def sweep(self, specs: Sequence[Spec], workers: int = 2) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -279,6 +280,16 @@ def test_a_cause_is_proven_by_a_counter_replay_and_by_no_setting_that_happens_to
         (CAPABILITY, 1, 2, 2),
         (THREADS, 0, 1, 2),
     ]
+
+
+def test_a_setting_that_differs_in_nothing_recorded_and_gives_other_evidence_is_said_to(lab):
+    found = lab.across([lab.replay("a"), lab.replay("b")], ("lab", [lab.replay("a", numbers=OTHER_), lab.replay("b")]))
+    assert found.causes["default"] == ()
+    made = text(found)
+    assert "**No cause is proven.**" in made
+    assert "| `default` | none that is recorded | | | 1 case gives other evidence" in re.sub(" +", " ", made)
+    alike = lab.across([lab.replay("a")], ("lab", [lab.replay("a")]))
+    assert "none that is recorded" not in text(alike)
 
 
 def test_a_first_run_that_differs_in_the_system_alone_proves_nothing(lab):
@@ -691,8 +702,9 @@ def test_a_report_is_held_against_published_bundles_which_stay_where_they_are(sw
 def test_what_else_the_archive_has_is_another_setting(lab, swept, tmp_path):
     archive, sweep = swept
     flipped = lab.replay("b", (1.0, 2.5), on=facts(cap="AVX2"), environment="avx2").plain
-    archive.add_text(flipped.text(), lab.bench.blobs.get)
-    archive.add_text(lab.replay("b", (9.0, 9.0)).plain.text(), lab.bench.blobs.get)
+    for other in (flipped, lab.replay("b", (9.0, 9.0)).plain):
+        again = archive.begin_sweep([other.spec], "a" * 64).id
+        archive.add_text(other.text(), lab.bench.blobs.get, again)
     made = files.report(archive, sweep, "stem", tmp_path / "nothing")
     assert [(one.name, one.origin) for one in made.across.others] == [("avx2", "archive")], "its own past is not"
     assert [one.word for one in made.across.causes["avx2"]] == [OPEN]

@@ -6,6 +6,7 @@ import ctypes
 import math
 import random
 import struct
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments import bounds
 from experiments.agreement import (
     LONGEST,
     RANKS,
@@ -458,6 +460,17 @@ def test_without_a_ruler_nothing_is_rounding(bench):
     assert noise(bench.replay(made(bench).records["profiled"]), None, None, [], bench.blobs.get).own == {}
 
 
+def test_a_sketch_beside_very_large_elements_bounds_no_small_one(bench):
+    """Its sums are float64: beside an ordinary mask of -3.4e38 they lose an element of 100."""
+    for largest, bounded in ((1.0, True), (3.4028234e38, False)):
+        numbers = [largest if place % 2 else 1.0 for place in range(5000)]
+        found = difference(*(sampled(bench, numbers, [0.0, 0.0]) for _ in range(2)), bench.blobs.get)
+        assert found.at_most == 0.0, "the same digest is the same tensor"
+        other = replace(sampled(bench, numbers, [0.0, 0.0]), digest="1" * 64)
+        found = difference(sampled(bench, numbers, [0.0, 0.0]), other, bench.blobs.get)
+        assert (found.at_most < 1e-9) == bounded
+
+
 def test_a_sketch_finds_what_no_sample_shows(bench):
     """A sample that is within rounding does not speak for the elements that were not kept."""
     numbers = [float(index) for index in range(5000)]
@@ -533,6 +546,48 @@ def test_aligning_keeps_every_operator_in_its_order():
     steps = align(left, right)
     assert [step.left for step in steps if step.left] == left
     assert [step.right for step in steps if step.right] == right
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_aligning_long_lists_keeps_every_operator_and_finds_the_first_difference(seed):
+    generator = random.Random(seed)
+    left = [op(f"aten::{generator.choice('abcdefgh')}") for _ in range(600)]
+    right = [*left[:400], op("aten::more"), *left[400:]]
+    steps = align(left, right)
+    assert [step.left for step in steps if step.left] == left
+    assert [step.right for step in steps if step.right] == right
+    assert [(at, step.left) for at, step in enumerate(steps) if not step.same] == [(400, None)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("ab", "bac"), ("a?", "abcdef"), ("a", "ab"), ("abc", "cba"), ("a", "b"), ("ab", "a")]
+)
+def test_no_lists_of_operators_take_long(ours, theirs):
+    """difflib takes the cube of their lengths at worst: hours for these."""
+    # Half of what is read, as this machine may be slow.
+    left, right = ([op(name) for name in many * (bounds.MOST_OPERATORS // 2 // len(many))] for many in (ours, theirs))
+    began = time.process_time()
+    steps = align(left, right)
+    assert time.process_time() - began < 5
+    assert [step.left for step in steps if step.left] == left
+    assert [step.right for step in steps if step.right] == right
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_numbers_of_any_size_are_compared(bench, dtype):
+    """The square of 1e200 is no float, nor is the absolute value of a complex number of two such."""
+    huge = struct.pack("<2d", 1.7e308, 1.7e308)
+    kept = [
+        replace(bench.tensor("output", "x", [0.0]), dtype=dtype, digest=bench.keep(one), shape=(len(huge) // 8,))
+        for one in (huge, bytes(16))
+    ]
+    pair = [replace(one, shape=(1,)) if dtype == "complex128" else one for one in kept]
+    assert difference(*pair, bench.blobs.get).absolute >= 1.7e308
+    sketched = [
+        replace(one, sketch=bench.keep(packed))
+        for one, packed in zip(pair, (struct.pack("<1024d", *[1e200] * 1024), bytes(8192)), strict=True)
+    ]
+    assert difference(*sketched, bench.blobs.get).distance == math.inf
 
 
 # The rank.

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.causes import (
+    BOUNDS,
     CANNOT,
     CONTROL,
     CONTROL_DIFFERS,
@@ -47,6 +48,7 @@ from experiments.classes import (
     VARIABLE,
     ComputerSetting,
 )
+from experiments.record import VARIABLES
 
 few = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 BENCH = samples.Bench()
@@ -344,6 +346,22 @@ def with_(factor, **facts):
         (THREADS, {"switches.threads": "many"}, "it does not tell how many it has"),
         (THREADS, {"switches.threads": "9" * 99}, "it does not tell how many it has"),
         (THREADS, {"switches.threads": "0"}, "it does not tell how many it has"),
+        # Nine digits of it are a number that is allowed, and all of it is 1,999,999.
+        (THREADS, {"switches.threads": "000000001999999"}, "it does not tell how many it has"),
+        (THREADS, {"switches.threads": "1024"}, ""),
+        (THREADS, {"switches.threads": "1025"}, "it does not tell how many it has"),
+        (THREADS, {"switches.threads": "04"}, "it does not tell how many it has"),
+        (THREADS, {"switches.threads": "\N{ARABIC-INDIC DIGIT FOUR}"}, "it does not tell how many it has"),
+        (THREADS, {"switches.threads": "4\n"}, "it does not tell how many it has"),
+        (f"{VARIABLE}MKL_NUM_THREADS", {"variables.MKL_NUM_THREADS": "8"}, ""),
+        (f"{VARIABLE}MKL_NUM_THREADS", {"variables.MKL_NUM_THREADS": "1999999"}, ODD),
+        (f"{VARIABLE}OMP_STACKSIZE", {"variables.OMP_STACKSIZE": "64M"}, ""),
+        (f"{VARIABLE}OMP_STACKSIZE", {"variables.OMP_STACKSIZE": "512G"}, ODD),
+        (f"{VARIABLE}OMP_PROC_BIND", {"variables.OMP_PROC_BIND": "close,spread"}, ""),
+        (f"{VARIABLE}OMP_PROC_BIND", {"variables.OMP_PROC_BIND": ",".join(["close"] * 99)}, ODD),
+        (f"{VARIABLE}PYTORCH_CUDA_ALLOC_CONF", {"variables.PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, ""),
+        (f"{VARIABLE}PYTORCH_CUDA_ALLOC_CONF", {"variables.PYTORCH_CUDA_ALLOC_CONF": "backend:planted.so"}, ODD),
+        (f"{VARIABLE}KMP_AFFINITY", {"variables.KMP_AFFINITY": "granularity=fine,compact,1,0"}, ""),
         (PRECISION, {"switches.matmul_precision": "planted"}, "it tells no precision that torch has"),
         (f"{VARIABLE}LD_PRELOAD", {"variables.LD_PRELOAD": "planted.so"}, ODD),
         (f"{VARIABLE}KMP_BLOCKTIME", {"variables.KMP_BLOCKTIME": "0; rm"}, ODD),
@@ -367,6 +385,10 @@ def test_what_cannot_be_flipped_here_says_why(factor, facts, said):
     more = replace(theirs, factors={**theirs.factors, f"{VARIABLE}MKL_DYNAMIC": {"variables.MKL_DYNAMIC": "1"}})
     found = {one.factor: (one.word, one.why) for one in causes(ours, more, [])}
     assert found[factor] == (CANNOT if said else OPEN, said)
+
+
+def test_every_variable_that_is_recorded_has_bounds_of_its_own():
+    assert set(BOUNDS) == set(VARIABLES)
 
 
 def test_a_capability_that_this_processor_lacks_cannot_be_flipped():

@@ -233,13 +233,14 @@ def test_copied_sources_are_a_fact_only_where_all_of_an_environment_are_copied()
 # What stands for a case.
 
 
-def test_the_first_replay_stands_for_its_case_and_of_several_the_latest():
+def test_the_first_replay_stands_for_its_case_and_of_several_the_last_that_is_given():
+    """Whenever they say that they began: whoever writes a record chooses that."""
     early, late = (
         BENCH.replay(samples.record("a", seed=seed, started_at=f"2026-01-0{seed}T00:00:00Z")) for seed in (1, 2)
     )
     again = BENCH.replay(samples.record("a", seed=3, started_at="2026-01-03T00:00:00Z", repeat=1))
-    for order in ((early, late, again), (again, late, early)):
-        assert list(ComputerSetting("m", "m", {}, order).by_case.values()) == [late]
+    for order, expected in (((early, late, again), late), ((again, late, early), early)):
+        assert list(ComputerSetting("m", "m", {}, order).by_case.values()) == [expected]
 
 
 def test_what_could_not_run_later_does_not_hide_what_ran():

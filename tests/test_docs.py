@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *(ROOT / name / "README.md" for name in ("experiments", "store", "reports"))]
+THREATS = ROOT / "docs" / "threats.md"
+PAGES = [ROOT / "README.md", THREATS, *(ROOT / name / "README.md" for name in ("experiments", "store", "reports"))]
 
 
 def targets() -> set[str]:
@@ -42,6 +44,30 @@ def test_every_module_is_named_in_its_packages_readme(package):
     text = (ROOT / package / "README.md").read_text()
     modules = [path.name for path in (ROOT / package).glob("*.py") if path.name != "__init__.py"]
     assert [name for name in modules if name not in text and name != "__main__.py"] == []
+
+
+def rows(text: str) -> list[list[str]]:
+    """Rows of the tables of a page, without their heads."""
+    cells = [[one.strip() for one in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [row for row in cells if row[0] != "harms" and set(row[0]) != {"-"}]
+
+
+def functions_in(name: str) -> set[str]:
+    path = ROOT / "tests" / name
+    tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_line_of_the_threats_names_tests_that_exist():
+    """A promise that nothing holds is worse than none."""
+    found = rows(THREATS.read_text())
+    assert len(found) > 20
+    for row in found:
+        assert len(row) == 5, row
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row[-1])
+        assert named, row
+        assert row[-1].count("`") == 2 * len(named), row[-1]
+        assert [f"{file}::{test}" for file, test in named if test not in functions_in(file)] == []
 
 
 def test_every_field_of_the_readme_is_a_field_of_the_configuration():

@@ -1,5 +1,7 @@
 """What changes from run to run is no part of a fingerprint; what tells one error from another is."""
 
+import time
+
 import pytest
 
 from experiments.fingerprint import LONGEST, name_folders, normalize, normalize_value
@@ -114,3 +116,37 @@ def test_a_long_observed_text_is_data_and_counts_as_it_is():
     assert normalize_value("at 0x7f01 " * most) == ("at ADDRESS " * most).strip()
     long = "at 0x7f01 " * (most + 1)
     assert normalize_value({"drawn": [long]}) == {"drawn": [long]}
+
+
+UNITS = (
+    " ",
+    "\t",
+    ":",
+    "[:",
+    "[a:",
+    "(",
+    "[",
+    "1.",
+    "1:",
+    "12:34:",
+    "/",
+    "/a",
+    "a/",
+    "a a/",
+    "\\",
+    "'",
+    "1, ",
+    "a-",
+    "a.py/",
+)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("around", [("x", "x"), ("[", "]"), ("\n", "\nx")])
+def test_the_longest_text_takes_no_longer_than_its_length(unit, around):
+    """A run of blanks once took the square of its length, 37 seconds at this one: a tenth of one is what it takes."""
+    before, after = around
+    text = before + (unit * LONGEST)[: LONGEST - len(before + after)] + after
+    began = time.process_time()
+    normalize.__wrapped__(text)
+    assert time.process_time() - began < 5

@@ -132,12 +132,12 @@ def case_of(listed: catalogue.Catalogue, spec: Spec) -> Mapping[str, Any]:
 
 
 def sampled(listed: catalogue.Catalogue, specs: list[Spec]) -> list[Spec]:
-    """Of each scenario one case that is not costly, and of those the last by the digest of the question."""
+    """Of every third scenario one case that is not costly, and of those the last by the digest of the question."""
     found: dict[str, Spec] = {}
     for spec in sorted(specs, key=lambda one: one.question.case_digest()):
         if not roots.costly(case_of(listed, spec)):
             found[spec.question.scenario] = spec
-    return list(found.values())
+    return [found[name] for name in sorted(found)[::3]]
 
 
 def agree(specs: list[Spec], folder: Path) -> None:
@@ -161,10 +161,10 @@ def agree(specs: list[Spec], folder: Path) -> None:
             assert one.outcome.kind in ("finished", "raised"), (one.spec.question, one.outcome)
 
 
-def test_a_case_of_each_scenario_has_the_same_evidence_fresh_and_forked(listed, tmp_path):
+def test_a_case_of_every_third_scenario_has_the_same_evidence_fresh_and_forked(listed, tmp_path):
     """Plain passes: outcome, error, tensors, observed values. The other cases are slow."""
     specs = sampled(listed, planned(listed, "plain"))
-    assert {spec.question.scenario for spec in specs} == {one.name for one in listed.entries}
+    assert len({spec.question.scenario for spec in specs}) == len(specs) >= len(listed.entries) // 3
     agree(specs, tmp_path)
 
 
@@ -201,14 +201,14 @@ def test_an_audit_finds_what_is_not_seeded_and_what_depends_on_hash_order(tmp_pa
     assert "different values: tests/unseeded again" in ended.stdout, ended.stdout
     assert "different values: tests/hashed again" in ended.stdout, ended.stdout
     assert "tests/good" not in ended.stdout
-    assert "audit: 2 of 6 forked replays are identical to a fresh one" in ended.stdout
+    assert "audit: 3 of 9 forked replays are identical to a fresh one" in ended.stdout
 
 
 def test_an_audit_of_what_is_seeded_ends_with_0(tmp_path):
     root = project(tmp_path, good=GOOD)
     ended = run(root, "isolation=audit", "isolation.sample=1.0", "passes=[plain]", "cases=[again]", "tracking=none")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "audit: 2 of 2 forked replays are identical to a fresh one" in ended.stdout
+    assert "audit: 3 of 3 forked replays are identical to a fresh one" in ended.stdout
 
 
 # The server.

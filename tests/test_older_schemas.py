@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import samples
+from commands import forked
+from sqlalchemy import create_engine
 from test_archive import counted, execute
 
+import store.database
 from experiments.record import SCHEMA, Record, RecordError, canonical, digest, parse, replays
 from experiments.verdict import AS_EXPECTED, contexts, judge
 from reports import files
 from store.archive import Archive
 from store.bundle import add_bundle, check_bundle, export
+from store.origins import NOT_TOLD, Origin
 
 ROOT = Path(__file__).parents[1]
 SWEEP = "f36bd4c210c2-81c465ff-1"
@@ -195,6 +196,46 @@ def test_the_index_of_an_older_archive_comes_out_the_same(archive, outputs):
     assert index() == before
 
 
+def test_of_an_older_archive_what_was_run_here_is_ours_and_in_the_order_in_which_it_came(archive, outputs):
+    """Revision 0003 numbers what is there by rowid."""
+    with contextlib.closing(sqlite3.connect(outputs / "archive.db")) as connection:
+        inserted = [name for (name,) in connection.execute("SELECT digest FROM records ORDER BY rowid")]
+        assert connection.execute("SELECT number, kind FROM arrivals").fetchall() == [
+            (number, "sweep" if number == 1 else "record") for number in range(1, RECORDS + 2)
+        ]
+    assert [cell.digest for cell in archive.cells()] == inserted
+    assert set(archive.origins(inserted).values()) == {None}
+
+
+def test_of_an_archive_before_origins_added_sweeps_have_theirs_and_lone_records_none(tmp_path):
+    file = tmp_path / "archive.db"
+    engine = create_engine(f"sqlite:///{file}")
+    with engine.begin() as connection:
+        store.database.migrate(connection, "0002")
+    engine.dispose()
+    ours, theirs, lone = ("a" * 64, "b" * 64, "c" * 64)
+    execute(
+        file,
+        *(f"INSERT INTO records VALUES ('{name}', 'text')" for name in (theirs, lone, ours)),
+        f"INSERT INTO plans VALUES ('{'d' * 64}', '[]')",
+        *(
+            f"INSERT INTO sweeps VALUES ('{name}', '{'d' * 64}', '{'e' * 64}', {number}, '{began}')"
+            for name, number, began in (("ours", 1, "2026"), ("theirs", 2, "9999"), ("again", 3, "2025"))
+        ),
+        *(
+            f"INSERT INTO sweep_records VALUES ('{name}', '{'f' * 64}', '{record}')"
+            for name, record in (("ours", ours), ("theirs", theirs), ("again", ours))
+        ),
+        f"INSERT INTO sweep_origins VALUES ('theirs', 'theirs.zip', '{'0' * 64}', '2026-01-02')",
+    )
+    with Archive.open(f"sqlite:///{file}", tmp_path / "blobs") as archive:
+        found = archive.origins([ours, theirs, lone])
+    assert found == {ours: None, theirs: Origin("theirs.zip", "0" * 64, "2026-01-02"), lone: NOT_TOLD}
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM arrivals ORDER BY number")]
+    assert names == ["ours", "theirs", "again", theirs, lone, ours]
+
+
 def test_an_older_archive_takes_in_what_is_new(archive):
     """Beside the old sweep, which stays what it is."""
     asked = samples.spec()
@@ -234,19 +275,11 @@ def test_a_report_on_an_older_sweep_is_written(archive, tmp_path):
     for part in ("one_context_given_twice", "chosen_for_both_runs", "as expected"):
         assert part in text
     assert {ruling.word for _, ruling in files.rulings(archive, SWEEP).claims} > {"not tested here"}
-    assert files.rulings(archive, None).claims
+    assert files.rulings_of_all(archive)[0].claims
 
 
 def run(module, folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
+    return forked(module, folder, *arguments, strict=False)
 
 
 def test_the_commands_work_on_an_older_archive(outputs, texts):

@@ -645,6 +645,10 @@ def test_a_suite_that_holds_nothing_of_the_choice_is_refused():
         ({"environment__python": "/nowhere/python"}, "environment.python=/nowhere/python"),
         ({"environment__python": "no-such-python"}, "environment.python=no-such-python"),
         ({"environment__threads": 0}, "environment.threads=0"),
+        (
+            {"environment__variables": {"HTTP_PROXY": "http://me:hunter2@proxy:3128"}},
+            "environment.variables.HTTP_PROXY",
+        ),
         ({"capsule": "/nowhere/one.pyz"}, "capsule=/nowhere/one.pyz"),
     ],
 )

@@ -384,7 +384,7 @@ def test_a_user_without_rights_is_told_who_makes_the_tables(database, tmp_path):
     database.cluster.execute(f"CREATE ROLE {user} LOGIN")
     database.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     said = refused(database.url(user), tmp_path)
-    assert "holds no archive yet, this version needs '0002', and this user may not make tables" in said
+    assert "holds no archive yet, this version needs '0003', and this user may not make tables" in said
     assert "python -m store grant" in said
     database.cluster.execute(f"DROP ROLE {user}")
 

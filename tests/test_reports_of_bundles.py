@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,6 +81,30 @@ def test_a_report_is_written_where_nothing_has_run(place, ours, capsys):
     assert f"# Evidence report: sweep `{sweep}`" in text
     assert "Replays: 2 as expected" in text
     assert sorted(one.name for one in Path("outputs").iterdir()) == ["reports"], "no archive is made"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_report_that_cannot_be_written_is_a_sentence_and_leaves_nothing(place, ours, capsys, monkeypatch, number):
+    """A full disk left half a file, and none was named by the name that was asked for."""
+
+    def fails(path, content):
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", fails)
+    assert main([str(ours[0]), "--to", "here"]) == 2
+    out, err = capsys.readouterr()
+    why = f"cannot be written: {os.strerror(number)}; name another place with --to FOLDER\n"
+    assert re.fullmatch(rf"reports: here/ours\.[a-z.]+ {re.escape(why)}", err)
+    assert out == ""
+    assert list(Path("here").iterdir()) == []
+
+
+def test_a_report_below_a_file_is_a_sentence(place, ours, capsys):
+    Path("here").touch()
+    assert main([str(ours[0]), "--to", "here"]) == 2
+    assert "cannot be written: File exists: here; name another place with --to FOLDER" in capsys.readouterr().err
 
 
 def test_the_report_on_a_bundle_is_that_on_its_sweep(place, ours):
@@ -230,6 +256,18 @@ def test_after_an_add_everything_works_as_after_a_sweep(place, ours, capsys):
     assert re.search(rf"{sweep} .* 2 of 2 .* ours\.zip\n", capsys.readouterr().out)
     assert store(["export", "--sweep", sweep, "again.zip"]) == 0
     assert Path("again.zip").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("blobs", [None, "my blobs"])
+def test_what_to_do_with_what_was_added_is_told_whole(place, ours, capsys, blobs):
+    """The archive that was named was left out, so that the command looked into another."""
+    path, sweep = ours
+    where = ["--archive", f"sqlite:///{place}/an other.db", *(["--blobs", blobs] if blobs else [])]
+    assert store(["add", str(path), *where]) == 0
+    (told,) = re.findall(r"`python -m (reports .*)`", capsys.readouterr().err)
+    command = shlex.split(told)
+    assert command == ["reports", "--sweep", sweep, *where[:2], "--blobs", blobs or f"{place}/blobs"]
+    assert main(command[1:]) == 0
 
 
 def test_an_older_bundle_that_was_added_is_pointed_to(place, ours, capsys):

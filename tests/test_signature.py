@@ -6,6 +6,8 @@ import base64
 import json
 import os
 import shutil
+import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 import samples
 from cryptography.hazmat.primitives.asymmetric import ec, rsa, x25519
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -114,7 +116,7 @@ def test_an_envelope_of_another_tool_is_verified():
 
 
 def test_who_signed_is_said_by_the_keys_of_the_reader_alone():
-    assert str(signature.judged(MANIFEST, SIGNED, {ANNA: "anna"})) == "signed by anna"
+    assert str(signature.judged(MANIFEST, SIGNED, {ANNA: "anna"})) == f"signed by anna (key {ANNA})"
     assert str(signature.judged(MANIFEST, SIGNED, {"0" * 64: "bert"})) == f"signed by somebody unknown (key {ANNA})"
     assert str(signature.judged(MANIFEST, None, {ANNA: "anna"})) == "not signed"
 
@@ -312,7 +314,8 @@ def test_keys_of_openssl_do(tmp_path):
         subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True)
     key = signature.private_key(tmp_path / "lab.key")
     names = signature.trusted([tmp_path])
-    assert str(signature.judged(MANIFEST, signature.sign(MANIFEST, key), names)) == "signed by lab"
+    said = str(signature.judged(MANIFEST, signature.sign(MANIFEST, key), names))
+    assert said == f"signed by lab (key {signature.key_id(key.public_key())})"
 
 
 def nothing_typed(prompt):
@@ -381,6 +384,63 @@ def test_what_cannot_be_trusted_is_a_sentence(tmp_path, name, content, says):
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["anna", "Anna", "\uff41nn\uff41"])
+def test_two_keys_of_one_name_are_refused(tmp_path, name):
+    """Two folders of keys, one of which somebody else fills: their anna would be ours."""
+    for folder, called, key in (("ours", "anna", OURS), ("theirs", name, THEIRS)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{called}.pub").write_bytes(pem(key.public_key()))
+    with pytest.raises(ArchiveError) as refused:
+        signature.trusted([tmp_path / "ours", tmp_path / "theirs"])
+    for said in (f"{name}.pub is key {BERT}", f"anna is the name of key {ANNA} already", "rename one of the files"):
+        assert said in str(refused.value)
+
+
+SMALL_ORDER = [
+    *("00" * 32, "00" * 31 + "80", "01" + "00" * 31, "01" + "00" * 30 + "80"),
+    *("ec" + "ff" * 30 + "7f", "ec" + "ff" * 31, "ed" + "ff" * 30 + "7f", "ed" + "ff" * 31, "ee" + "ff" * 30 + "7f"),
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+]
+"""Every point whose order divides eight, in each way to write it that a library takes."""
+NEUTRAL = bytes.fromhex("01" + "00" * 31)
+
+
+@pytest.mark.parametrize("point", SMALL_ORDER)
+def test_a_key_for_which_anybody_can_sign_is_nobodys(tmp_path, point):
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(point))
+    (tmp_path / "anna.pub").write_bytes(pem(key))
+    with pytest.raises(ArchiveError, match=r"anna\.pub is a point of small order: anybody can sign for it"):
+        signature.trusted([tmp_path])
+    said = signature._statement(MANIFEST, key)
+    signatures = [{"keyid": signature.key_id(key), "sig": signature._base64(NEUTRAL + bytes(32))}]
+    made = {
+        "payload": signature._base64(said),
+        "payloadType": signature.PAYLOAD_TYPE,
+        "signatures": signatures,
+    }
+    with pytest.raises(ArchiveError, match="its public key is a point of small order"):
+        signature.judged(MANIFEST, canonical(made).encode(), {})
+
+
+def test_the_neutral_point_does_verify_what_nobody_has_signed():
+    """Why it is refused; no private key makes this signature."""
+    Ed25519PublicKey.from_public_bytes(NEUTRAL).verify(NEUTRAL + bytes(32), b"anything")
+
+
+def test_keys_that_are_made_are_of_no_small_order():
+    assert not any(signature.has_small_order(Ed25519PrivateKey.generate().public_key()) for _ in range(50))
+
+
+def test_a_byte_order_mark_before_a_key_is_overlooked(tmp_path):
+    (tmp_path / "anna.pub").write_bytes(b"\xef\xbb\xbf" + pem(OURS.public_key()))
+    (tmp_path / "anna.key").write_bytes(b"\xef\xbb\xbf" + pem(OURS))
+    assert signature.trusted([tmp_path]) == {ANNA: "anna"}
+    assert signature.private_key(tmp_path / "anna.key").public_key() == OURS.public_key()
+
+
 # The command line.
 
 
@@ -424,12 +484,25 @@ def resigned(source, target, envelope):
 def test_check_says_who_signed(folder, capsys):
     key = next(iter(signature.trusted([folder / "anna.pub"])))
     unknown = f"signed by somebody unknown (key {key})\nsigned.zip: no problems\n"
+    by_anna = f"signed by anna (key {key})\nsigned.zip: no problems\n"
     assert told(capsys, "check", "signed.zip") == (0, unknown, "")
     assert told(capsys, "check", "signed.zip", "--trust", "bert.pub") == (0, unknown, "")
     for keys in (["anna.pub"], ["bert.pub", "anna.pub"], ["."]):
         shown = told(capsys, "check", "signed.zip", "--trust", *keys)
-        assert shown == (0, "signed by anna\nsigned.zip: no problems\n", "")
+        assert shown == (0, by_anna, "")
     assert told(capsys, "check", "plain.zip", "--trust", ".") == (0, "not signed\nplain.zip: no problems\n", "")
+
+
+def test_trust_may_be_given_twice(folder, capsys):
+    """The keys of the first were forgotten."""
+    key = next(iter(signature.trusted([folder / "anna.pub"])))
+    by_anna = f"signed by anna (key {key})\nsigned.zip: no problems\n"
+    assert told(capsys, "check", "signed.zip", "--trust", "anna.pub", "--trust", "bert.pub") == (0, by_anna, "")
+    (folder / "more").mkdir()
+    (folder / "more" / "anna.pub").write_bytes((folder / "bert.pub").read_bytes())
+    status, _, said = told(capsys, "check", "signed.zip", "--trust", "anna.pub", "--trust", "more/anna.pub")
+    assert status == 2
+    assert "a name stands for one key" in said
 
 
 def test_check_says_so_to_programs(folder, capsys):
@@ -445,7 +518,7 @@ def test_check_says_so_to_programs(folder, capsys):
 
 def test_a_name_cannot_command_the_terminal(folder, capsys):
     (folder / "anna.pub").rename(folder / "\x1b[2J\u202eanna.pub")
-    assert "signed by \\x1b[2J\\u202eanna\n" in told(capsys, "check", "signed.zip", "--trust", ".")[1]
+    assert "signed by \\x1b[2J\\u202eanna (key " in told(capsys, "check", "signed.zip", "--trust", ".")[1]
 
 
 def test_a_broken_signature_is_a_problem_and_nothing_is_added(folder, capsys):
@@ -509,6 +582,63 @@ def test_what_cannot_be_done_is_a_sentence(folder, capsys, arguments, says):
     assert says in said
 
 
+ENDLESS = {"pipe": "a pipe", "device": "a device", "folder": "a folder", "socket": "a socket"}
+
+
+def odd(path, kind):
+    """Something at `path` that is no regular file, and that reading would wait for or never end with."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(path))
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "odd.zip"],
+        ["check", "signed.zip", "--trust", "odd.zip"],
+        ["add", "odd.zip", "--archive", "sqlite:///new/archive.db"],
+        ["diff", "odd.zip", "signed.zip"],
+        ["export", "--sign", "odd.zip", "RECORD", "new.zip"],
+        ["add", "left", "--archive", "sqlite:///new/archive.db"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_what_is_no_regular_file_is_refused_at_once(folder, capsys, monkeypatch, kind, arguments):
+    if kind == "folder" and "--trust" in arguments:
+        return  # A folder of keys is what it may be.
+    name = json.loads(told(capsys, "list", "--json")[1])[0]["digest"]
+    (folder / "left").mkdir()
+    odd(folder / "odd.zip", kind)
+    odd(folder / "left" / "record.json", kind)
+    signal.alarm(20)
+    try:
+        status, shown, said = told(capsys, *[name if one == "RECORD" else one for one in arguments])
+    finally:
+        signal.alarm(0)
+    assert (status, shown.strip() in ("", "[]")) == (2, True)
+    assert f"cannot be read: it is {ENDLESS[kind]}; give a regular file" in said
+    assert not (folder / "new.zip").exists()
+
+
+def test_a_record_that_an_editor_has_marked_is_the_record(folder, capsys):
+    name = json.loads(told(capsys, "list", "--json")[1])[0]["digest"]
+    text = told(capsys, "show", "--json", name)[1]
+    (folder / "left" / "blobs").mkdir(parents=True)
+    (folder / "left" / "record.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    for digest_, content in samples.contents(1).items():
+        (folder / "left" / "blobs" / digest_).write_bytes(content)
+    status, shown, _ = told(capsys, "add", "left", "--archive", "sqlite:///new/archive.db")
+    assert (status, shown) == (0, f"{name}\n")
+
+
 def test_signing_with_what_is_no_key_writes_nothing(folder, capsys):
     name = json.loads(told(capsys, "list", "--json")[1])[0]["digest"]
     for key in ("anna.pub", "none.key"):
@@ -547,7 +677,10 @@ def test_as_a_process(folder):
     assert "python -m store key lab" in run("key", "--help").stdout
     name = json.loads(run("list", "--json").stdout)[0]["digest"]
     assert run("export", "--sign", "lab.key", name, "lab.zip").stdout == "lab.zip\n"
-    assert run("check", "lab.zip", "--trust", "lab.pub").stdout == "signed by lab\nlab.zip: no problems\n"
+    assert (
+        run("check", "lab.zip", "--trust", "lab.pub").stdout
+        == f"signed by lab (key {made['key']})\nlab.zip: no problems\n"
+    )
     assert f"unknown (key {made['key']})" in run("check", "lab.zip").stdout
     (folder / "lab.key").write_bytes(
         OURS.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x"))

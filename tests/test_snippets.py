@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import shutil
 import subprocess
@@ -12,9 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 import roots
+from commands import Pasting
 from roots import HEAD, PROJECT
 
 from experiments import catalogue, snippet_check
+from experiments.engine.forks import Forks
 from experiments.scenario import expectation_to_json, raises, refuses
 from experiments.scenario import shows as observes
 from experiments.snippet import asked, find, written
@@ -68,12 +71,27 @@ def pasted(text, folder):
     )
 
 
+PASTING = Pasting()
+"""The same, but for the start of the interpreter, which costs seconds."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pasting():
+    with contextlib.closing(PASTING):
+        yield
+
+
+def pasted_quickly(text, folder):
+    folder.mkdir(exist_ok=True)
+    return PASTING(text, folder)
+
+
 def shows(name, entry, label, case, folder):
     """Nothing if the pasted text does what the mark says, else what it did."""
     made = text(name, entry, label)
     if "experiments" in made:
         return [f"{name} {label}: names the project"]
-    ended = pasted(made, folder)
+    ended = pasted_quickly(made, folder)
     wrong = [what for one in case["expectations"] for what in [otherwise(one, ended)] if what]
     kinds = {one["kind"] for one in case["expectations"]}
     if ended.returncode != 0 and not kinds & {"raises", "refuses", "varies"}:
@@ -182,7 +200,7 @@ def made(rest, case="squares", **options):
 
 
 def runs(text, folder):
-    ended = pasted(text, folder)
+    ended = pasted_quickly(text, folder)
     assert ended.returncode == 0, f"{ended.stderr}\n{text}"
     return ended.stdout
 
@@ -478,6 +496,9 @@ WAYS = {
 }
 """Files, or what comes below `HEAD` in one, by what is odd about them."""
 
+SAMPLED = ("operator", "loaded", "handed_on", "warm", "raises", "two_threads")
+"""Those that always run; the rest is slow."""
+
 COMPARED = (
     HEAD.replace("Scenario, observe", "Scenario, agrees, differs, observe, raises, state_differs, varies")
     + """
@@ -551,6 +572,34 @@ def entries(root, tmp_path_factory):
     return {entry.name: entry for entry in catalogue.cached(root, tmp_path_factory.mktemp("cache")).entries}
 
 
+@pytest.fixture(scope="module")
+def forked(root):
+    """Runs a spec in a fork, once: many snippets are compared with one case, and some with its second run."""
+    kept, forks = {}, Forks(root)
+
+    def run(spec, folder, root):
+        asked = (spec.digest(), folder.name)
+        if asked not in kept:
+            kept[asked] = roots.run(spec, folder, root, forks.start).record
+        return kept[asked]
+
+    with contextlib.closing(forks):
+        yield run
+
+
+@pytest.fixture
+def check(root, forked, monkeypatch):
+    """What the command compares. The snippet has a process of its own, as there; the case is forked, if it may be."""
+
+    def checked(snippet, spec, reference, *, fresh=False):
+        with monkeypatch.context() as patch:
+            if not fresh:
+                patch.setattr(snippet_check.launch, "run", forked)
+            return snippet_check.check(snippet, spec, reference, root)
+
+    return checked
+
+
 def of(root, entries, scenario, case):
     """A case of the root as a snippet, and the specs that ask for it and its reference."""
     entry = entries[scenario]
@@ -564,13 +613,14 @@ def of(root, entries, scenario, case):
 @pytest.mark.parametrize(
     ("scenario", "case"),
     [
-        *((f"a/{name}", "squares") for name in WAYS),
-        ("a/handed_on", "returned"),
+        *((f"a/{name}", "squares") for name in SAMPLED),
+        *(pytest.param(f"a/{name}", "squares", marks=pytest.mark.slow) for name in WAYS if name not in SAMPLED),
+        pytest.param("a/handed_on", "returned", marks=pytest.mark.slow),
         ("a/handed_on", "managed"),
         ("a/raises", "later"),
-        ("a/raises", "after"),
+        pytest.param("a/raises", "after", marks=pytest.mark.slow),
         ("a/undifferentiated", "doubled"),
-        ("a/undifferentiated", "says_nothing"),
+        pytest.param("a/undifferentiated", "says_nothing", marks=pytest.mark.slow),
         ("a/undifferentiated", "yields"),
         ("a/compared", "halved"),
         ("a/compared", "squares_again"),
@@ -578,9 +628,9 @@ def of(root, entries, scenario, case):
         ("a/compared", "drawn_anew"),
     ],
 )
-def test_a_snippet_does_what_its_case_does(root, entries, scenario, case):
+def test_a_snippet_does_what_its_case_does(root, entries, check, scenario, case):
     """The same outcome, bits and observed values, each in a process of its own."""
-    assert snippet_check.check(*of(root, entries, scenario, case), root).difference == ""
+    assert check(*of(root, entries, scenario, case)).difference == ""
 
 
 def test_a_snippet_is_the_same_file_when_it_is_saved_and_run(root, entries, tmp_path):
@@ -588,7 +638,7 @@ def test_a_snippet_is_the_same_file_when_it_is_saved_and_run(root, entries, tmp_
     ended = pasted(of(root, entries, "a/raises", "squares")[0].text, tmp_path / "one")
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == "Unwell: no (8,) {here}"
-    assert "threads: 2" in runs(of(root, entries, "a/two_threads", "squares")[0].text, tmp_path / "two")
+    assert "threads: 2" in pasted(of(root, entries, "a/two_threads", "squares")[0].text, tmp_path / "two").stdout
 
 
 def test_a_silent_fault_is_seen(root, entries, tmp_path):
@@ -641,11 +691,11 @@ def test_a_case_that_needs_other_threads_gets_them_before_anything_runs():
         ("squares", 'print("torch"', 'import os; os._exit(3); print("torch"', "the case finishes, the snippet dies"),
     ],
 )
-def test_a_snippet_that_does_something_else_is_found(root, entries, case, before, after, difference):
+def test_a_snippet_that_does_something_else_is_found(root, entries, check, case, before, after, difference):
     whole, spec, reference = of(root, entries, "a/loaded", case)
     assert before in whole.text
     damaged = replace(whole, text=whole.text.replace(before, after))
-    assert difference in snippet_check.check(damaged, spec, reference, root).difference
+    assert difference in check(damaged, spec, reference).difference
 
 
 @pytest.mark.parametrize(
@@ -658,32 +708,32 @@ def test_a_snippet_that_does_something_else_is_found(root, entries, case, before
         ("after", "next(held, None)\nprint", "held.throw(Unwell('after'))\nprint", ""),
     ],
 )
-def test_another_exception_is_found(root, entries, case, before, after, difference):
+def test_another_exception_is_found(root, entries, check, case, before, after, difference):
     whole, spec, reference = of(root, entries, "a/raises", case)
     assert before in whole.text
     damaged = replace(whole, text=whole.text.replace(before, after))
-    found = snippet_check.check(damaged, spec, reference, root).difference
+    found = check(damaged, spec, reference).difference
     assert difference in found if difference else found == ""
 
 
-def test_other_observed_values_are_found(root, entries):
+def test_other_observed_values_are_found(root, entries, check):
     whole, spec, _ = of(root, entries, "a/inside", "squares")
     damaged = replace(whole, text=whole.text.replace('observe("largest", values.max())', 'observe("largest", 3)'))
-    assert "observes other values" in snippet_check.check(damaged, spec, None, root).difference
+    assert "observes other values" in check(damaged, spec, None).difference
 
 
-def test_a_case_that_does_not_repeat_itself_is_not_compared_by_its_numbers(root, entries):
+def test_a_case_that_does_not_repeat_itself_is_not_compared_by_its_numbers(root, entries, check):
     """Nothing seeds it. Another ending would be found all the same."""
     whole, spec, reference = of(root, entries, "a/unseeded", "squares_again")
-    result = snippet_check.check(whole, spec, reference, root)
+    result = check(whole, spec, reference, fresh=True)
     assert (result.difference, snippet_check.MOVES in result.seen) == ("", True)
     damaged = replace(whole, text=whole.text.replace("total.backward()", "total.backwards()"))
-    assert "raises AttributeError" in snippet_check.check(damaged, spec, reference, root).difference
+    assert "raises AttributeError" in check(damaged, spec, reference, fresh=True).difference
 
 
-def test_a_reference_that_the_case_disturbs_is_found(root, entries):
+def test_a_reference_that_the_case_disturbs_is_found(root, entries, check):
     """Both draw from one stream, so in one process the second draws other numbers than it would alone."""
-    found = snippet_check.check(*of(root, entries, "a/compared", "drawn_again"), root).difference
+    found = check(*of(root, entries, "a/compared", "drawn_again")).difference
     assert found == "after the case, output 'loss' of the reference is not bit for bit what it is alone"
 
 

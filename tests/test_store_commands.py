@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import samples
+from commands import forked, started
 
 from experiments.record import Observed, Operator, StateChange, digest
 from store.archive import Archive
@@ -34,15 +35,7 @@ def kept(archive):
 
 def store(folder, *arguments, status=0, **environment):
     """Run a command in a folder, as somebody would; gives stdout and stderr."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "store", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-        check=False,
-    )
+    ended = (started if environment else forked)("store", folder, *arguments, **environment)
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == status, ended
     return ended.stdout, ended.stderr
@@ -325,3 +318,11 @@ def test_only_publishing_imports_mlflow(tmp_path):
         check=False,
     )
     assert (ended.returncode, "there is no archive" in ended.stderr) == (2, True)
+
+
+def test_a_question_mark_in_the_path_of_an_archive_is_explained(tmp_path):
+    """It begins what is no part of the path, so that another file was looked for."""
+    for address, hint in (("x#1?y/archive.db", True), ("x#1/archive.db", False)):
+        _, said = store(tmp_path, "list", "--archive", f"sqlite:///{tmp_path}/{address}", status=2)
+        assert said.startswith(f"store: there is no archive at {tmp_path}/x#1")
+        assert said.endswith("a ? in a path is written %3F\n") is hint

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -15,8 +16,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import samples
+
+from experiments import __main__ as job
+from experiments import launch
+from experiments.record import Record
+from store.database import sqlite_url
+from store.errors import ArchiveError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -96,7 +105,7 @@ def store(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(database: Path, query: str) -> list[tuple]:
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+    with sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True) as connection:
         found = connection.execute(query).fetchall()
     connection.close()
     return found
@@ -242,11 +251,30 @@ def test_with_mlflow_away_the_sweep_ends_as_it_would_and_can_be_published_later(
 
 def test_two_sweeps_of_a_multirun_are_planned_and_kept_apart(tmp_path):
     root = project(tmp_path, good=GOOD)
+    before = set(root.rglob("*.yaml"))
     ended = run(root, "-m", "seed=1,2", "cases=[again]", "tracking=none", "report=false")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("2 as expected") == 2
     assert rows(root / "outputs" / "archive.db", "select count(*) from sweeps")[0][0] == 2
-    assert not (root / "multirun.yaml").exists()
+    # It would have every address of the command line in it.
+    assert set(root.rglob("*.yaml")) == before
+
+
+def test_a_sweep_works_in_a_folder_of_any_name_and_says_how_to_look_at_it(tmp_path):
+    root = project(tmp_path, good=GOOD)
+    name = "a%41b?c d"
+    ended = run(root, f"outputs='{name}'", "cases=[again]")
+    assert ended.returncode == 0, ended.stderr
+    assert {path.name for path in root.iterdir() if "%" in path.name} == {name}
+    assert {"archive.db", "mlflow.db", "artifacts", "blobs", "reports"} <= {one.name for one in (root / name).iterdir()}
+    assert rows(root / name / "mlflow.db", "select count(*) from runs")[0][0] == 3
+    browse = next(line for line in ended.stdout.splitlines() if line.startswith("browse: "))
+    assert shlex.split(browse) == [
+        *("browse:", "python", "-m", "store.ui"),
+        *("--tracking", sqlite_url(f"{name}/mlflow.db"), "--artifacts", f"{name}/artifacts"),
+    ]
+    kept = store(root, "check", "--archive", sqlite_url(f"{name}/archive.db"))
+    assert kept.returncode == 0, kept.stdout
 
 
 # Endings of the driver.
@@ -325,3 +353,33 @@ def test_the_scenario_of_the_readme_is_found_and_shows_what_it_says(tmp_path):
         [sys.executable, "-m", "experiments.catalogue", "--json"], cwd=root, capture_output=True, text=True
     )
     assert [entry["name"] for entry in json.loads(listed.stdout)] == ["tests/readme"]
+
+
+class _Refusing:
+    """An archive that takes no record of a case that finished, as one that an observation is too odd for; it is not one
+    that has broken down.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Record] = []
+
+    def add(self, folder: Path, _: str) -> None:
+        record = Record.from_text((folder / "record.json").read_text())
+        if record.outcome.kind == "finished":
+            raise ArchiveError(f"{folder}: a name in it is too long")
+        self.kept.append(record)
+
+
+def test_a_record_that_the_archive_refuses_is_the_end_of_its_case_alone(tmp_path):
+    folder = tmp_path / "one"
+    launch.not_run(samples.spec(), folder, "cuda")
+    record = samples.record()
+    (folder / "record.json").write_text(record.text())
+    archive = _Refusing()
+    with (tmp_path / "lock").open("wb") as held:
+        place = job._Place(SimpleNamespace(id="a sweep"), tmp_path, tmp_path / "lock", held)
+        instead = job._keep(archive, place, record, folder)
+    (kept,) = archive.kept
+    assert (kept.spec, kept.outcome.kind) == (record.spec, "died")
+    assert kept.outcome.detail == "its record cannot be kept: a name in it is too long"
+    assert Record.from_text((instead / "record.json").read_text()).outcome.kind == "died"

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import math
+import shutil
 import signal
 import socket
 import sqlite3
@@ -15,6 +16,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -236,6 +238,21 @@ def test_publishing_twice_changes_nothing(lab: Lab, option: list[str], capsys: p
     assert lab.rows() == before
 
 
+def test_files_of_runs_that_are_lost_are_brought_back(lab: Lab, capsys: pytest.CaptureFixture[str]):
+    """The database is there and says that everything was published."""
+    usual(lab)
+    lab.publish()
+    before = lab.rows()
+    shutil.rmtree(lab.folder / "artifacts")
+    assert lab.publish() == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "6 runs published, 0 were up to date"
+    assert all(any(Path(unquote(urlsplit(run.info.artifact_uri).path)).iterdir()) for run in lab.runs().values())
+    now = lab.rows()
+    assert {name: now[name] for name in ("runs", "params")} == {name: before[name] for name in ("runs", "params")}
+    assert lab.publish() == 0
+    assert capsys.readouterr().out == "0 runs published, 6 were up to date\n"
+
+
 def test_a_run_that_was_cut_short_is_completed_not_doubled(lab: Lab):
     """The publisher was killed after it had created a run, and before anything else."""
     usual(lab)
@@ -405,8 +422,7 @@ def test_a_replay_without_a_plain_pass_is_not_called_finished(lab: Lab):
 
 def test_without_mlflow_one_sentence_says_how_to_publish_later(lab: Lab, capsys: pytest.CaptureFixture[str]):
     usual(lab)
-    (lab.folder / "mlflow.db").write_bytes(b"this is not a database, and longer than a header" * 100)
-    assert lab.publish() == 2
+    assert lab.publish("--tracking", "http://127.0.0.1:9") == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
@@ -486,8 +502,7 @@ def test_ctrl_c_is_left_to_the_driver(lab: Lab):
 def test_a_driver_is_never_kept_waiting_by_an_unreachable_mlflow(lab: Lab):
     """More than a pipe holds is written, and somebody must take it."""
     usual(lab)
-    (lab.folder / "mlflow.db").write_bytes(b"no database" * 1000)
-    with following(lab) as process:
+    with following(lab, "--tracking", "http://127.0.0.1:9") as process:
         assert process.stdout.readline() == "unreachable\n"
         for _ in range(200):
             order(process, {"records": ["0" * 64] * 20})
@@ -507,9 +522,9 @@ def test_orders_that_are_none_do_not_stop_the_reading():
 
 
 @contextlib.contextmanager
-def following(lab: Lab):
+def following(lab: Lab, *options: str):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*lab.command, "--follow", lab.sweep], cwd=ROOT, text=True, **pipes)
+    process = subprocess.Popen([*lab.command, "--follow", lab.sweep, *options], cwd=ROOT, text=True, **pipes)
     try:
         yield process
     finally:
@@ -543,17 +558,46 @@ def test_the_user_interface_names_another_port(lab: Lab, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_the_user_interface_answers_and_ends_with_its_parent(lab: Lab):
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_user_interface_answers_and_ends_with_its_parent(lab: Lab, ending: signal.Signals):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "store.ui", "--port", port, "--tracking", lab.uri]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout.readline().startswith(f"http://127.0.0.1:{port}")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ending)
         assert process.wait(timeout=30) == 0
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(port))), "the server is still there"
+
+
+def test_the_user_interface_is_told_its_addresses_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Everybody on the machine can read a command line."""
+    started: dict[str, Any] = {}
+
+    class Process:
+        pid, returncode = 2**22 + 1, 0
+
+        def __init__(self, command: list[str], env: dict[str, str], **_: Any) -> None:
+            started.update(command=command, env=env)
+
+        def poll(self) -> int:
+            return 0
+
+        wait = poll
+
+    monkeypatch.setattr("store.ui.subprocess.Popen", Process)
+    before = {ending: signal.getsignal(ending) for ending in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        uri = "postgresql://lab:hunter2@127.0.0.1:9/mlflow"
+        assert main_ui(["--tracking", uri, "--artifacts", str(tmp_path / "a b"), "--port", "0"]) == 2
+    finally:
+        for ending, handler in before.items():
+            signal.signal(ending, handler)
+    assert "hunter2" not in " ".join(started["command"])
+    assert started["env"]["MLFLOW_BACKEND_STORE_URI"] == uri
+    assert started["env"]["MLFLOW_DEFAULT_ARTIFACT_ROOT"] == (tmp_path / "a b").as_uri()
 
 
 def test_mlflow_is_imported_only_when_it_is_needed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 import samples
@@ -165,6 +166,7 @@ def test_a_reference_is_expected_to_finish(bench, kind):
         (refuses(bytes=7), raised("Tried to allocate 7 bytes"), AS_EXPECTED),
         (refuses(bytes=7), raised("you tried to allocate 77 bytes"), NOT_AS_EXPECTED),
         (refuses(bytes=7), raised("no memory"), NOT_AS_EXPECTED),
+        (refuses(bytes=7), raised("Tried to allocate 7 bytes", "ValueError", ("Exception",)), NOT_AS_EXPECTED),
         (refuses(bytes=7), outcome("finished"), NOT_AS_EXPECTED),
         (refuses(bytes=7), outcome("out_of_memory"), NOT_AS_EXPECTED),
         (hangs(), outcome("timed_out", detail="1 s"), AS_EXPECTED),
@@ -286,6 +288,16 @@ def test_differs_is_a_size(bench, number, word):
     assert found == word
 
 
+def test_a_difference_from_a_reference_that_ran_once_says_so(bench):
+    reference = bench.record(samples.spec(), bench.tensor("gradient", "a", [1.0]))
+    record = bench.record(asked(differs(by_at_least=0.5)), bench.tensor("gradient", "a", [2.0]))
+    again = bench.record(samples.spec(repeat=1), bench.tensor("gradient", "a", [1.0]))
+    once = judge(bench.replay(record), context(bench, reference))
+    assert (once.word, once.reasons[0].endswith("; the reference ran once")) == (AS_EXPECTED, True)
+    twice = replace(context(bench, reference), reference_repeats=(bench.replay(reference), bench.replay(again)))
+    assert "ran once" not in judge(bench.replay(record), twice).reasons[0]
+
+
 def test_a_gradient_on_one_side_only_differs_and_does_not_agree(bench):
     against = context(bench, bench.record(samples.spec(), bench.tensor("gradient", "q", [1.0])))
     missing = bench.absent("gradient", "q")
@@ -334,6 +346,7 @@ def profiled(bench, expectation, **operators):
         ([MATH, "aten::mm"], ["aten::mm", FLASH], AS_EXPECTED),
         # It lies outside the checkpoint, or after what recomputation stops at: nothing ran instead.
         ([MATH, "aten::mm"], ["aten::mm"], NOT_AS_EXPECTED),
+        ([MATH, "aten::mm"], ["aten::mm", "aten::detach"], NOT_AS_EXPECTED),
         ([MATH], [MATH], NOT_AS_EXPECTED),
         (["aten::mm"], ["aten::mm"], NOT_AS_EXPECTED),
         (["aten::mm"], [MATH], NOT_AS_EXPECTED),
@@ -351,6 +364,59 @@ def test_operators_cannot_be_judged_without_a_profiled_pass(bench):
     assert judge(bench.replay(plain, lost), context(bench)).word == CANNOT_SAY
 
 
+@pytest.mark.parametrize("expectation", [peaks("forward", at_most=1000), holds("forward", at_most=1000), shows(a=1)])
+def test_what_a_case_shows_that_was_to_finish_counts_only_if_it_did(bench, expectation):
+    rows = (Memory("forward", 100, 150, 120, None, None, None, None),)
+    seen = {"memory": rows, "observed": (Observed("a", 1, "evidence", None),)}
+    record = bench.record(asked(expectation), **seen)
+    assert judge(bench.replay(record), context(bench)).word == AS_EXPECTED
+    failed = judge(
+        bench.replay(bench.record(asked(expectation), ended=raised("a typo", "NameError"), **seen)), context(bench)
+    )
+    assert (failed.word, failed.reasons[-1]) == (
+        NOT_AS_EXPECTED,
+        "expected to finish: raised NameError in backward: a typo",
+    )
+    both = bench.record(asked(expectation, raises("NameError")), ended=raised("a typo", "NameError"), **seen)
+    assert judge(bench.replay(both), context(bench)).word == AS_EXPECTED
+
+
+def test_what_died_before_its_inputs_is_none_of_the_cases_endings(bench):
+    early = replace(bench.record(asked(dies()), ended=outcome("died", detail="lost")), observation=None)
+    assert judge(bench.replay(early), context(bench)).word == CANNOT_SAY
+
+
+def test_values_of_runs_that_all_fail_are_not_compared(bench):
+    failed = [bench.replay(bench.record(asked(varies(of="values", at_most=0.9)), ended=raised("x")))] * 3
+    assert judge(failed[0], context(bench, repeats=failed)).word == CANNOT_SAY
+
+
+def test_what_the_reference_differs_from_itself_by_is_no_difference_of_the_case(bench):
+    one, other, far = (bench.tensor("gradient", "a", [number, 1.0]) for number in (0.5, 0.5000001, 0.6))
+    reference = bench.record(samples.spec(), one)
+    again, exact = bench.record(samples.spec(repeat=1), other), bench.record(samples.spec(dtype="float64"), other)
+    shaken = replace(context(bench, reference, exact), reference_repeats=(bench.replay(reference), bench.replay(again)))
+    found = judge(bench.replay(bench.record(asked(differs(by_at_least=1e-9)), other)), shaken)
+    assert (found.word, "differs from itself" in found.reasons[0]) == (CANNOT_SAY, True)
+    assert judge(bench.replay(bench.record(asked(differs(by_at_least=1e-9)), far)), shaken).word != NOT_AS_EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expectation", "word"),
+    [
+        ("float64", agrees(bitwise=True), NOT_AS_EXPECTED),
+        ("int64", agrees(bitwise=True), NOT_AS_EXPECTED),
+        ("int64", agrees(within_rounding=True), NOT_AS_EXPECTED),
+        ("int64", differs(by_at_least=1.0), CANNOT_SAY),
+    ],
+)
+@pytest.mark.parametrize("numbers", [[], [1, 2]])
+def test_another_dtype_is_another_form(bench, dtype, expectation, word, numbers):
+    against = context(bench, bench.record(samples.spec(), bench.tensor("output", "x", [float(one) for one in numbers])))
+    mine = bench.tensor("output", "x", numbers, dtype)
+    assert judged(bench, expectation, mine, against=against) == word
+
+
 def test_state_differs_by_name(bench):
     left = (StateChange("sdpa.math", True, False),)
     assert judged(bench, state_differs("sdpa.math"), state=left) == AS_EXPECTED
@@ -359,7 +425,8 @@ def test_state_differs_by_name(bench):
 
 
 def test_state_cannot_be_judged_without_an_observation(bench):
-    record = replace(bench.record(asked(state_differs("sdpa.math")), ended=outcome("died")), observation=None)
+    died = outcome("died", phase="forward")
+    record = replace(bench.record(asked(state_differs("sdpa.math"), dies()), ended=died), observation=None)
     assert judge(bench.replay(record), context(bench)).word == CANNOT_SAY
 
 
@@ -457,13 +524,6 @@ def test_what_the_system_does_not_tell_is_not_judged_as_held(bench, row):
     assert judged(bench, holds(at_most=1000), memory=(row,)) == CANNOT_SAY
 
 
-@pytest.mark.parametrize("kind", ["raised", "timed_out"])
-@pytest.mark.parametrize("expectation", [peaks(at_most=50), holds(at_most=20)], ids=lambda one: one.kind)
-def test_memory_of_a_phase_counts_whichever_way_the_case_ended(bench, expectation, kind):
-    rows = (Memory("forward", 100, 150, 120, None, None, None, None),)
-    assert judged(bench, expectation, memory=rows, ended=outcome(kind, "no")) == AS_EXPECTED
-
-
 # Observed values.
 
 
@@ -553,15 +613,21 @@ def test_a_measurement_may_be_expected_too(bench):
     assert judge(bench.replay(record), context(bench)).word == AS_EXPECTED
 
 
-@pytest.mark.parametrize("kind", ["finished", "raised", "timed_out"])
-def test_what_was_observed_counts_whichever_way_the_case_ended(bench, kind):
-    assert shown(bench, shows(calls=2), ("calls", 2), ended=outcome(kind, "no")) == AS_EXPECTED
-    assert shown(bench, shows(calls=3), ("calls", 2), ended=outcome(kind, "no")) == NOT_AS_EXPECTED
+@pytest.mark.parametrize("kind", ["raised", "timed_out"])
+@pytest.mark.parametrize("expectation", [peaks(at_most=50), holds(at_most=20), shows(a=1)], ids=lambda one: one.kind)
+def test_what_was_seen_of_a_case_that_is_to_end_otherwise_counts_whichever_way_it_ended(bench, expectation, kind):
+    seen = {"memory": (Memory("forward", 100, 150, 120, None, None, None, None),), "observed": told(("a", 1))}
+    ends = raises("Error") if kind == "raised" else hangs()
+    ended = raised("no", "Error") if kind == "raised" else outcome(kind, "no")
+    record = bench.record(asked(expectation, ends), ended=ended, **seen)
+    assert judge(bench.replay(record), context(bench)).word == AS_EXPECTED
+    alone = judge(bench.replay(bench.record(asked(expectation), ended=ended, **seen)), context(bench))
+    assert (alone.word, alone.reasons[-1].startswith("expected to finish: ")) == (NOT_AS_EXPECTED, True)
 
 
 def test_without_an_observation_nobody_can_say_what_was_observed(bench):
-    record = replace(bench.record(asked(shows(calls=2)), ended=outcome("died")), observation=None)
-    assert judge(bench.replay(record), context(bench)).word == CANNOT_SAY
+    record = bench.record(asked(shows(calls=2), dies()), ended=outcome("died", phase="forward"))
+    assert judge(bench.replay(replace(record, observation=None)), context(bench)).word == CANNOT_SAY
 
 
 def test_observed_tensors_are_no_values(bench):
@@ -693,3 +759,66 @@ def test_rulings_have_five_words():
     words = (verdict.SUPPORTED, verdict.SUPPORTED_IN_PART, verdict.REFUTED, verdict.CANNOT_DECIDE, verdict.NOT_TESTED)
     assert words == ("supported", "supported in part", "refuted", "cannot decide", "not tested here")
     assert (AS_EXPECTED, NOT_AS_EXPECTED, CANNOT_SAY) == ("as expected", "not as expected", "cannot say")
+
+
+# Which replay is held against which.
+
+
+def some_replays(bench, random, count):
+    """Replays of two cases in settings drawn from a few, so that many are alike in some way."""
+    made = []
+    for number in range(count):
+        record = samples.record(seed=number, asked=asked(case=random.choice("ab"), reference=REFERENCE))
+        setting = replace(
+            record.spec.setting,
+            environment=random.choice(("one", "two")),
+            variables=random.choice(({}, {"A": "1"})),
+            repeat=random.randrange(3),
+            isolation=random.choice(("fresh", "forked")),
+            hash_seed=random.randrange(2),
+        )
+        seen = replace(record.observation, machine=random.choice("mn") * 64)
+        made.append(bench.replay(replace(record, spec=replace(record.spec, setting=setting), observation=seen)))
+    return made
+
+
+def slowly(replay, candidates):
+    """The rule, word for word: the first of the least."""
+
+    def distance(other):
+        ours, theirs = replay.spec.setting, other.spec.setting
+        names = ("environment", "interpreter", "variables", "repeat", "sources", "isolation", "hash_seed")
+        return (replay.machine != other.machine, *(getattr(ours, name) != getattr(theirs, name) for name in names))
+
+    return min(candidates, key=distance, default=None)
+
+
+REFERENCE = samples.spec(case="a").question.case_digest()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replay_is_held_against_the_one_that_is_run_most_like_it(bench, seed):
+    made = some_replays(bench, Random(seed), 40)
+    references = [one for one in made if one.spec.question.case_digest() == REFERENCE]
+    assert references
+    for replay, found in zip(made, contexts(made, bench.blobs.get), strict=True):
+        assert found.reference is slowly(replay, references)
+        assert found.repeats == tuple(one for one in made if one.spec.question.case == replay.spec.question.case)
+        assert found.reference_repeats == tuple(
+            one
+            for one in references
+            if (one.machine, one.spec.setting.environment) == (replay.machine, replay.spec.setting.environment)
+        )
+
+
+def test_what_was_found_of_repeats_is_of_those_alone(bench):
+    """It is kept for all contexts of a sweep: other repeats are counted anew, also where objects come and go."""
+    expected = asked(varies(at_least=0.5))
+    steady = [bench.replay(samples.record(seed=1, asked=expected)) for _ in range(4)]
+    shared = contexts(steady, bench.blobs.get)
+    assert {judge(one, context).word for one, context in zip(steady, shared, strict=True)} == {NOT_AS_EXPECTED}
+    for number in range(50):
+        others = tuple(bench.replay(samples.record(seed=10 * number + one, asked=expected)) for one in range(4))
+        varied = replace(shared[0], repeats=others)
+        assert judge(others[0], varied).word == AS_EXPECTED
+        assert judge(steady[0], shared[0]).word == NOT_AS_EXPECTED

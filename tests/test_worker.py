@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -331,7 +332,8 @@ def lab(tmp_path_factory):
     scenarios = {"a/cases": CASES, "a/partly": PARTLY, "a/large": LARGE, "a/crlf": crlf.replace("\n", "\r\n")}
     scenarios["a/does_not_import"] = HEAD + "raise LookupError('not today')\n"
     scenarios["a/is_no_python"] = "def ("
-    return Lab.of(tmp_path_factory.mktemp("worker"), scenarios)
+    with contextlib.closing(Lab.of(tmp_path_factory.mktemp("worker"), scenarios, forked=True)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Mapping
 
-from .. import launch
+from .. import folders, launch
 from ..record import Spec, parse
 
 PATIENCE = 60.0
@@ -40,14 +40,33 @@ class Forks:
         return self._server(launch.interpreter(spec), variables).fork({"folder": str(folder)})
 
     def describe(self, python: str, variables: Mapping[str, str], hash_seed: int, folder: Path) -> Any:
-        """As `launch.describe`, from a server that will be needed anyway. `folder` must not exist."""
-        launch.prepare(folder)
+        """As `launch.describe`, from a server that will be needed anyway, and from another if that one is lost.
+        `folder` must not exist.
+        """
+        try:
+            return self._described(python, variables, hash_seed, folder)
+        except launch.LostError:
+            # Its folder may still have somebody at work in it.
+            again = folder.with_name(f"{folder.name}-again")
+        try:
+            return self._described(python, variables, hash_seed, again)
+        except launch.LostError as error:
+            raise launch.LaunchError(
+                f"the scenarios could not be listed: {error}, and so has a second one. isolation=fresh does without it"
+            ) from None
+
+    def _described(self, python: str, variables: Mapping[str, str], hash_seed: int, folder: Path) -> Any:
+        folders.prepare(folder)
         server = self._server(python or sys.executable, launch.environment(1, hash_seed, variables))
         child = server.fork({"folder": str(folder), "describe": True})
         listed = folder / "catalogue.json"
         # Renamed into place when it is whole. The server, which is importing meanwhile, says so only later.
-        while (status := child.poll()) is None and not listed.is_file():
-            time.sleep(0.005)
+        try:
+            while (status := child.poll()) is None and not listed.is_file():
+                time.sleep(0.005)
+        except launch.LostError:
+            launch.end_group(child.pid, launch.KILL)  # what was importing a file then
+            raise
         if not listed.is_file():
             said = (folder / "stderr").read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
             raise launch.LaunchError(f"the scenarios could not be listed: {said[-1] if said else f'status {status}'}")
@@ -95,6 +114,8 @@ class _Server:
         while not self.read():
             if self.lost or time.monotonic() > deadline:
                 self.close()
+                if self.lost and self._process.returncode < 0:
+                    raise launch.LostError(f"the fork server has ended by signal {-self._process.returncode}")
                 last = (self._said.decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"])[-1]
                 raise launch.LaunchError(f"the fork server did not come up: {last}")
             time.sleep(0.01)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections import Counter, deque
 from pathlib import Path
 from typing import Callable, Generator, Iterator, Mapping, Sequence
 
-from .. import launch
+from .. import folders, launch
 from ..record import Record, Spec
 from .forks import Forks
 
@@ -34,16 +33,28 @@ def cores() -> int:
 
 @contextlib.contextmanager
 def terminating() -> Iterator[None]:
-    """SIGTERM ends what is inside as cleanly as Ctrl-C does."""
+    """SIGTERM, and SIGHUP as of a terminal that is closed, end what is inside as cleanly as Ctrl-C does, once: what
+    comes while it ends disturbs nothing. What is ignored already, as under `nohup`, stays so.
+    """
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    heard = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
+
+    interrupted = False
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    for number in heard:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def run(
@@ -98,7 +109,9 @@ class _Runner:
         return waiting.popleft() if waiting else None
 
     def folder(self, spec: Spec) -> Path:
-        return self._scratch / spec.digest()[:16]
+        """A folder that is not there: what an earlier run could not remove is in nobody's way."""
+        folders.allow(self._scratch)
+        return folders.free(self._scratch / spec.digest()[:16])
 
     def start(self, spec: Spec) -> None:
         forked = spec.setting.isolation == "forked"
@@ -123,8 +136,9 @@ class _Runner:
         one.stop()
         self._lost[one.spec.digest()] += 1
         if self._lost[one.spec.digest()] >= TRIES:
+            one.folder = folders.free(one.folder)
             return launch.lost(one.spec, one.folder, why)
-        shutil.rmtree(one.folder, ignore_errors=True)
+        folders.remove(one.folder)
         self.suspects.append(one.spec)
         return None
 

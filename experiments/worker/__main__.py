@@ -20,6 +20,9 @@
 The parent holds the other end of stdin and never writes to it. When it closes, the parent is gone, and
 the worker ends itself and its process group.
 
+A process that a case starts by `multiprocessing`, other than by fork, runs this file as `__mp_main__` and is handed
+the worker's arguments, so that it can import the scenario: see `spawned`.
+
 This file may be started from any folder, from a copy, and under any Python from 3.9 that has torch. It is
 started by its path, so nothing of the caller's working directory or PYTHONPATH is imported; the package it
 belongs to is mounted as `experiments` from where this file lies.
@@ -165,6 +168,12 @@ def main(arguments: list[str]) -> int:
     print("usage: __main__.py FOLDER | --describe FILE | --serve", file=sys.stderr)
     return 2
 
+
+if __name__ == "__mp_main__":  # in a process that a case has started by spawn or forkserver
+    _mount()
+    from experiments.worker.spawned import Finder
+
+    sys.meta_path.append(Finder(ROOT))
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])

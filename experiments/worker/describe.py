@@ -20,7 +20,7 @@ import torch.utils.checkpoint  # noqa: F401 - before the forks, so that each of 
 
 from ..record import canonical, digest, parse
 from ..scenario import Case, Scenario, expectation_to_json
-from . import errors, machine, replay
+from . import errors, machine, replay, spawned
 
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 COMMON = ("torch._dynamo", "torch._dynamo.backends.common", "torch.nn.attention.flex_attention", "functorch.compile")
@@ -52,7 +52,7 @@ def _entry(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    module = replay.load(path, "scenario_under_test")
+    module = replay.load(path, spawned.MODULE)
     scenario: Scenario = module.scenario
     title, _, text = (module.__doc__ or "").strip().partition("\n")
     inputs = scenario.input_parameters()

@@ -4,8 +4,12 @@
   is (RLIMIT_DATA, on the CPU), to the parent's limit of resident memory and `HEADROOM` more: so one
   allocation far beyond the limit is refused, which the case can show, and memory that grows in steps
   reaches the limit of resident memory first, which the parent watches and ends.
+- One process may have `OPEN_FILES` open files (RLIMIT_NOFILE).
 - One file may not grow beyond the limit of disk (RLIMIT_FSIZE); the parent watches the folder as a whole.
 - No core dumps.
+- Processes are not limited here: RLIMIT_NPROC counts all of the user's, and not those of root. The parent counts
+  those of the group.
+- What is put into `/dev/shm`, or elsewhere outside of the folder, is not limited but for the size of one file.
 
 What a system does not have (Windows: all of it; macOS: RLIMIT_DATA is not enforced) is left out.
 """
@@ -17,6 +21,8 @@ import json
 import signal
 from pathlib import Path
 
+OPEN_FILES = 4096
+"""Open files of one process. Loaders that share tensors by file descriptors need hundreds."""
 HEADROOM = 2**30
 """Bytes of data beyond the limit of resident memory. Importing torch asks for about 250 MiB of data."""
 
@@ -29,14 +35,13 @@ def apply(folder: Path) -> None:
         return
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     memory, disk = spec["setting"]["memory"], int(spec["setting"]["disk"])
-    wanted = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, disk)]
+    wanted = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, disk), (resource.RLIMIT_NOFILE, OPEN_FILES)]
     if memory is not None and spec["question"]["device"] == "cpu":
         wanted.append((resource.RLIMIT_DATA, int(memory) + HEADROOM))
     for name, limit in wanted:
-        _, hard = resource.getrlimit(name)
-        lowered = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        lowered = [limit if one == resource.RLIM_INFINITY else min(limit, one) for one in resource.getrlimit(name)]
         # macOS refuses some of them. The parent's own limits still hold.
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(name, (lowered, lowered))
+            resource.setrlimit(name, (lowered[0], lowered[1]))
     # Python ignores this signal, so that a write beyond the limit is an OSError; a C library may not.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 from dataclasses import dataclass, replace
-from typing import Any, Callable, ContextManager, Iterator, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Mapping, Sequence
 
 import torch
 
-from ..record import Memory, Operator
+from ..bounds import CUT, LONGEST_NAME, MOST_DEPTH, MOST_DIMENSIONS, MOST_OPERATORS, MOST_SHAPES
+from ..record import Memory, Operator, digest
 from . import regions
 
 MARK = "twofold::"
@@ -64,7 +65,7 @@ class Profile:
             torch.cuda.synchronize()
         profiler.stop()
         events = profiler.events() or []
-        self.operators = _listed(events)
+        self.operators = cut(_listed(events))
         self.largest = _largest(profiler, events, cuda=cuda)
         if not regions.known():
             del self.operators["recomputation"]
@@ -146,6 +147,30 @@ def _listed(events: Any) -> dict[str, tuple[Operator, ...]]:
     return {phase: tuple(operators) for phase, operators in listed.items()}
 
 
+def cut(listed: Mapping[str, Sequence[Operator]]) -> dict[str, tuple[Operator, ...]]:
+    """The lists, each as far as a record may hold it. One that is longer ends with an operator that is none, whose name
+    says so: with the digest of the whole, so that two that were cut are equal only if the wholes were.
+    """
+    most = MOST_OPERATORS // max(1, len(listed))
+    return {phase: tuple(_cut(operators, most)) for phase, operators in listed.items()}
+
+
+def _cut(operators: Sequence[Operator], most: int) -> Iterator[Operator]:
+    kept = list(operators[:most])
+    yield from (replace(one, depth=min(one.depth, MOST_DEPTH), name=_named(one.name)) for one in kept)
+    if len(operators) > most:
+        whole = digest(ascii([(one.thread, one.depth, one.name, one.shapes) for one in operators]))
+        yield Operator(0, 0, f"{CUT}{len(operators)} operators in all, SHA-256 {whole}]", ())
+
+
+def _named(name: str) -> str:
+    """A kernel's name may list all that its template was made from."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    mark = f"{CUT}{len(name)} characters in all, SHA-256 {digest(name)}]"
+    return name[: LONGEST_NAME - len(mark)] + mark
+
+
 def _phase(span: _Span, marks: list[_Span]) -> str | None:
     """The innermost mark around it: in its own thread, else (an autograd thread) of the process."""
     around = [mark for mark in marks if mark.holds(span)]
@@ -155,7 +180,7 @@ def _phase(span: _Span, marks: list[_Span]) -> str | None:
 
 
 def _span(event: Any) -> _Span:
-    shapes = tuple(tuple(shape) if _is_shape(shape) else () for shape in event.input_shapes or ())
+    shapes = tuple(tuple(shape) if _is_shape(shape) else () for shape in (event.input_shapes or ())[:MOST_SHAPES])
     return _Span(
         name=event.name,
         thread=event.thread,
@@ -168,4 +193,5 @@ def _span(event: Any) -> _Span:
 
 def _is_shape(shape: Any) -> bool:
     # For a list of tensors the profiler gives a list of shapes, which is not a shape.
-    return isinstance(shape, (list, tuple)) and all(isinstance(size, int) for size in shape)
+    sizes = isinstance(shape, (list, tuple)) and all(isinstance(size, int) for size in shape)
+    return sizes and len(shape) <= MOST_DIMENSIONS

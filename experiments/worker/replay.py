@@ -21,9 +21,10 @@ from typing import Any, Callable, ContextManager, Iterator, Mapping
 import torch
 
 from .. import scenario as words
+from ..bounds import LONGEST_NAME, MOST_OBSERVED
 from ..record import UNOBSERVED, Observation, Observed, Outcome, Spec, canonical, digest, parse
 from ..scenario import Case, Scenario, ScenarioError
-from . import errors, machine, sources, state, tensors
+from . import errors, machine, sources, spawned, state, tensors
 from .blobs import Blobs
 from .memory import Meter
 from .profile import IGNORED, Profile
@@ -43,6 +44,7 @@ def run(folder: Path, root: Path) -> None:
     if spec.setting.matmul_precision:
         torch.set_float32_matmul_precision(spec.setting.matmul_precision)
     process = os.getpid()
+    spawned.keep_addresses_short(folder / "tmp")
     try:
         text = canonical(_Run(spec, folder, root).observe().to_json())
     except Exception as error:
@@ -138,11 +140,12 @@ class _Run:
             question = self.spec.question
             case = scenario.find(question.case, question.parameters, question.dtype, question.device)
             made = scenario.make_inputs(question.seed, question.parameters)
+            taken = set(inspect.signature(case.run).parameters)
+            self.parameters = {name: value for name, value in question.parameters.items() if name in taken}
+            _refuse_misfit(case, {**made, **self.parameters})
             self.inputs = {name: self._prepared(value, case) for name, value in made.items()}
             for name, value in self.inputs.items():
                 self._keep("input", name, value)
-        taken = set(inspect.signature(case.run).parameters)
-        self.parameters = {name: value for name, value in question.parameters.items() if name in taken}
         if case.warm_up:
             self.meter.exact = True
             with self._timed("warm-up"):
@@ -194,7 +197,7 @@ class _Run:
         found = digest(self.path.read_bytes())
         if found != self.spec.question.source:
             raise ScenarioError(f"the file has changed since the plan was made: {found} is not what was planned")
-        scenario: Scenario = load(self.path, "scenario_under_test").scenario
+        scenario: Scenario = load(self.path, spawned.MODULE).scenario
         return scenario
 
     def _prepared(self, value: Any, case: Case) -> Any:
@@ -232,7 +235,7 @@ class _Run:
                 if value.requires_grad:
                     self._keep_gradient(name, value.grad)
         for name, value in self.outputs:
-            with self._observing(f"output {name!r}"):
+            with self._observing(f"output {name!r:.100}"):
                 self._keep("output", name, value)
 
     def _keep_gradient(self, name: str, gradient: torch.Tensor | None) -> None:
@@ -252,10 +255,14 @@ class _Run:
 
     def _hear(self, name: str, value: Any, kind: str, tolerance: float | None) -> None:
         """What the case observes: tensors are kept like outputs, anything else as it is."""
-        with self._observing(f"observed value {name!r}"):
+        with self._observing(f"observed value {name!r:.100}"):
             self._note(name, value, kind, tolerance)
 
     def _note(self, name: str, value: Any, kind: str, tolerance: float | None) -> None:
+        if len(str(name)) > LONGEST_NAME or len(self.heard) > MOST_OBSERVED:
+            raise ScenarioError(
+                f"names have at most {LONGEST_NAME} characters, and a case observes at most {MOST_OBSERVED} values"
+            )
         if name in self.heard:
             raise ScenarioError(f"{name!r} is there already: give each observed value its own name")
         self.heard.add(name)
@@ -306,3 +313,13 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def _refuse_misfit(case: Case, given: Mapping[str, Any]) -> None:
+    """Raises ScenarioError if the case does not take what it is called with: it would end before it was entered, and
+    that is none of its endings.
+    """
+    try:
+        inspect.signature(case.run).bind(**given)
+    except TypeError as error:
+        raise ScenarioError(f"the case cannot be called with {', '.join(given) or 'nothing'}: {error}") from None

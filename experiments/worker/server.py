@@ -186,6 +186,7 @@ class _Server:
         for descriptor in (self.answers, self.held, self.woken):
             os.close(descriptor)
         self.watch_parent(self.alive)
+        sys.argv[1:] = [str(folder)]
         os.chdir(folder / "tmp")
         os.environ.update(own_folders(str(folder / "tmp")))
         tempfile.tempdir = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..bounds import LONGEST_NAME, MOST_DIMENSIONS
 from ..record import Tensor, digest, sample_positions
 from .blobs import Blobs
 
@@ -62,8 +63,11 @@ class _Kept:
 def describe(role: str, name: str, tensor: torch.Tensor, keep: int, blobs: Blobs) -> Tensor:
     """Digest, size and content of `tensor`; content whole up to `keep` bytes.
 
-    Raises whatever torch raises for a tensor that cannot be read: a case may hand out anything.
+    Raises whatever torch raises for a tensor that cannot be read, and ValueError for one of too many dimensions: a case
+    may hand out anything.
     """
+    if tensor.dim() > MOST_DIMENSIONS:
+        raise ValueError(f"it has {tensor.dim()} dimensions; at most {MOST_DIMENSIONS} are kept")
     with torch.no_grad():
         kept = _taken_apart(tensor.detach())
         dtype = str(tensor.dtype).rpartition(".")[2]
@@ -101,6 +105,8 @@ def _taken_apart(tensor: torch.Tensor) -> _Kept:
         parts = [_dense(part) for part in tensor.unbind()]
         sizes = ", ".join("x".join(map(str, part.shape)) or "scalar" for part in parts)
         kind = "jagged" if tensor.layout is torch.jagged else "nested"
+        if len(sizes) > LONGEST_NAME // 2:
+            sizes = f"{len(parts)} parts, SHA-256 of their sizes {digest(sizes)[:16]}"
         joined = torch.cat([part.flatten() for part in parts]) if parts else torch.zeros(0, dtype=tensor.dtype)
         return _Kept(f"{kind}: {sizes}", (joined.numel(),), joined, joined)
     if tensor.device.type == "meta":

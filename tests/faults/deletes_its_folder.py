@@ -4,11 +4,12 @@ import shutil
 
 import torch
 
-from experiments.scenario import Scenario, agrees
+from experiments.scenario import Scenario, dies
 
 ENDS = {
-    "kind": "not_observed",
-    "detail_begins": "what the case did cannot be written down: FileNotFoundError: ",
+    "kind": "died",
+    "phase": None,
+    "detail": "its folder of contents was gone",
 }
 
 scenario = Scenario(source="a fault made for the tests")
@@ -24,7 +25,7 @@ def squares(weight):
     return weight.square().sum()
 
 
-@scenario.control(agrees(bitwise=True), why="it hurts the runner, not the calculation")
+@scenario.control(dies(), why="it hurts the runner, not the calculation")
 def hurts(weight):
     shutil.rmtree("..")
     return weight.square().sum()

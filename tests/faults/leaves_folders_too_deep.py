@@ -1,8 +1,10 @@
-"""Observes a text of 20 MB: it is kept whole, and pages show its beginning."""
+"""Leaves folders in folders, deeper than a path can say, the last without rights."""
+
+import os
 
 import torch
 
-from experiments.scenario import Scenario, agrees, observe
+from experiments.scenario import Scenario, agrees
 
 ENDS = {
     "kind": "finished",
@@ -25,5 +27,10 @@ def squares(weight):
 
 @scenario.control(agrees(bitwise=True), why="it hurts the runner, not the calculation")
 def hurts(weight):
-    observe("text", "x" * 20_000_000)
+    start = os.getcwd()
+    for _ in range(6000):
+        os.mkdir("a")
+        os.chdir("a")
+    os.chmod(".", 0)
+    os.chdir(start)
     return weight.square().sum()

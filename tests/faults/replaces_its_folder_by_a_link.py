@@ -1,0 +1,34 @@
+"""Puts a link to another folder in the place of its own."""
+
+import os
+
+import torch
+
+from experiments.scenario import Scenario, dies
+
+ENDS = {
+    "kind": "died",
+    "phase": None,
+    "detail": "its folder was gone",
+}
+
+scenario = Scenario(source="a fault made for the tests")
+
+
+@scenario.inputs
+def inputs(seed):
+    return {"weight": (torch.arange(1, 9, dtype=torch.float32) / 16).requires_grad_()}
+
+
+@scenario.reference
+def squares(weight):
+    return weight.square().sum()
+
+
+@scenario.control(dies(), why="it hurts the runner, not the calculation")
+def hurts(weight):
+    own = os.path.abspath("..")
+    os.rename(own, own + "-elsewhere")
+    os.mkdir(own + "-target")
+    os.symlink(own + "-target", own)
+    return weight.square().sum()
