@@ -20,6 +20,7 @@ import os
 import sqlite3
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -567,6 +568,8 @@ def imported() -> type[MlflowClient]:
     os.environ.update(QUIET)
     for name, value in _LIMITS.items():
         os.environ.setdefault(name, value)
+    # A warning about mlflow's own tables, which would be an error where warnings are errors.
+    warnings.filterwarnings("ignore", "The ``noload`` loader strategy is deprecated", DeprecationWarning)
     # What they would say with a traceback, and addresses in it, becomes a sentence of ours.
     quiet = ("mlflow", "alembic", "urllib3")
     for name in quiet:

@@ -7,7 +7,6 @@ import samples
 from test_tracking import empty_store, kept, lab  # noqa: F401  (fixtures)
 
 # mlflow's own, see test_tracking.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 
 def test_a_record_and_a_sweep_that_are_excluded_leave_mlflow_and_come_back(lab):  # noqa: F811

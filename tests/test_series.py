@@ -20,8 +20,6 @@ from store import publisher
 from store.figures import curve_name, draw, draw_shares, scale
 from store.tracking import Tracking
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
 SERIES = Series(
     name="memory",
     title="Memory over keys",

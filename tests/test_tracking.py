@@ -30,7 +30,6 @@ from store.ui import main_ui
 from tests import samples
 
 # mlflow 3.17's own, under SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "<script>alert(1)</script> `a` ```\n# head | x \x1b[31mred\x1b[0m \x00 \u202e ![i](http://x/y.png) \ud800 end"

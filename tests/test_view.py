@@ -27,8 +27,6 @@ from tests.test_tracking import ROOT, Lab, empty_store, lab, usual
 
 __all__ = ["empty_store", "lab"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
 NASTY = ["a%b", "a%41b", "a?b=c&d", "a#b", "a b'\"c", "é%3F", "a:b@c", "new\nline", "x\\y", "${x}"]
 
 
