@@ -479,6 +479,10 @@ class Operator:
     shapes: tuple[tuple[int, ...], ...]
     """Shapes of its arguments, empty for those that are not tensors."""
 
+    def to_list(self) -> list[Any]:
+        """Operators are many, so each is a short JSON list instead of an object."""
+        return [self.thread, self.depth, self.name, [list(shape) for shape in self.shapes]]
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -916,7 +920,7 @@ def _tensor(data: Any) -> Tensor:
 
 
 def _operator(data: Any) -> Operator:
-    """Operators are many, so each is a short list instead of an object."""
+    """The inverse of `Operator.to_list`."""
     thread, depth, name, shapes = data
     right = _FITS["int"](thread) and _FITS["int"](depth) and isinstance(name, str)
     if not right or not all(_FITS["tuple[int, ...]"](shape) for shape in shapes):
@@ -937,11 +941,11 @@ def _without_outcome(seen: Observation) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses as dictionaries (`pass_` as `pass`), tuples as lists, operators as short lists."""
+    """Dataclasses as dictionaries (`pass_` as `pass`), tuples as lists; what has `to_list` as that."""
     if value is None or isinstance(value, (str, int, float)):
         return value
-    if isinstance(value, Operator):
-        return [value.thread, value.depth, value.name, [list(shape) for shape in value.shapes]]
+    if hasattr(value, "to_list"):
+        return value.to_list()
     if hasattr(value, "__dataclass_fields__"):
         return {field.name.rstrip("_"): _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
