@@ -22,12 +22,12 @@ INTERPRETER := $(if $(filter command,$(origin PYTHON)),$(value PYTHON))
 SETUP := $(if $(filter replay,$(MAKECMDGOALS)),python3,$(value PYTHON))
 
 # A value is a text, whatever it holds: recipes find it in their environment, where neither make nor the shell looks
-# into it. Not to be read as $(NAME), and in a recipe only within double quotes. experiments/make.py does the rest.
+# into it. Not to be read as $(NAME), and in a recipe only within double quotes. experiments/app/make.py does the rest.
 HANDED := SCENARIO CASE UNCHECKED DEVICE SUITE DRY_RUN WORKERS PORT ROUNDS ENVIRONMENT PROVE INTERPRETER SETUP \
 	PYTHON TORCH ARGS
 $(foreach name,$(HANDED),$(eval override $(name) := $$(value $(name))))
 export $(HANDED)
-HAND := $(BIN)/python -m experiments.make
+HAND := $(BIN)/python -m experiments.app.make
 
 .DEFAULT_GOAL := help
 .PHONY: help run-all capsule replay report claims publish snippet catalogue ui check test test-all bench clean
@@ -57,7 +57,7 @@ snippet: $(STAMP) ## Print one case to paste, run beside it first: SCENARIO=... 
 
 ##@ Look
 ui: $(STAMP) ## Browse the MLflow runs on this machine: PORT=5000
-	@$(BIN)/python -m store.ui --port="$$PORT"
+	@$(BIN)/python -m reports.mlflow ui --port="$$PORT"
 
 report: $(STAMP) ## Write the report on the latest sweep again
 	@$(BIN)/python -m reports write
@@ -81,7 +81,7 @@ test-all: check ## Lint, type check, and every test
 	TWOFOLD_ALL=1 $(HAND) test tests -n auto --dist loadfile
 
 bench: $(STAMP) ## Time a recorded sweep against bare interpreters: ROUNDS=3
-	@$(BIN)/python -m experiments.bench --rounds="$$ROUNDS"
+	@$(BIN)/python -m experiments.app.benchmark --rounds="$$ROUNDS"
 
 clean: ## Remove the environment and caches; outputs/ stays
 	rm -rf $(VENV) .state *.egg-info .mypy_cache .pytest_cache .ruff_cache
@@ -94,5 +94,5 @@ endif
 $(STAMP): pyproject.toml constraints.txt
 	@command -v "$$SETUP" > /dev/null || { printf 'make: no %s here; give one with PYTHON=/path/to/python3.11\n' "$$SETUP" >&2; exit 1; }
 	@"$$SETUP" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { printf 'make: %s is too old, the lab needs 3.11 or newer; give one with PYTHON=/path/to/python3.11\n' "$$("$$SETUP" --version)" >&2; exit 1; }
-	@"$$SETUP" -P experiments/install.py
+	@"$$SETUP" -P experiments/app/install.py
 	@touch $@

@@ -10,7 +10,7 @@ This is the one place that knows experiments, store and reports.
 
 from __future__ import annotations
 
-from experiments import streams
+from experiments.core import streams
 
 if __name__ == "__main__":
     streams.begin("interrupted: nothing was begun yet")
@@ -29,27 +29,33 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import capsule, catalogue, folders, launch
-from experiments.addresses import masked
-from experiments.agreement import RANKS, Agreement, audit
-from experiments.catalogue import Catalogue, CatalogueError
-from experiments.causes import REPEATS
-from experiments.config import Config, ConfigError, Isolation, Plan, everywhere, joined, plan, register
-from experiments.engine import local, lock
-from experiments.engine.forks import Forks
-from experiments.overrides import refusal
-from experiments.progress import Bar, console, say
-from experiments.proving import prove
-from experiments.publishing import Publishing
-from experiments.record import Record, RecordError, Replay, Spec, digest, replays
-from experiments.series import measured, points, unmeasured
-from experiments.verdict import CANNOT_SAY, NOT_AS_EXPECTED, Verdict, contexts, judge
-from experiments.visible import visible
-from reports import files
-from reports.across import Across
+from experiments.analysis.causes import REPEATS
+from experiments.analysis.series import measured, points, unmeasured
+from experiments.app.counter_replay import prove
+from experiments.app.mlflow_process import Publishing
+from experiments.app.progress import Bar, console, say
+from experiments.capsule import archive as archive_module
+from experiments.core import folders
+from experiments.core.agreement import RANKS, Agreement, audit
+from experiments.core.canonical_json import RecordError, digest
+from experiments.core.masking import masked
+from experiments.core.record import Record
+from experiments.core.replay import Replay, replays
+from experiments.core.spec import Spec
+from experiments.core.text import visible
+from experiments.core.verdict import CANNOT_SAY, NOT_AS_EXPECTED, Verdict, contexts, judge
+from experiments.planning import catalogue
+from experiments.planning.catalogue import Catalogue, CatalogueError
+from experiments.planning.config import Config, ConfigError, Isolation, register
+from experiments.planning.overrides import refusal
+from experiments.planning.plan import Plan, everywhere, joined, plan
+from experiments.runner import errors, local, lock, source_copy, supervisor
+from experiments.runner.fork_client import Forks
+from reports import build
+from reports.mlflow.database_file import ARTIFACTS, TRACKING, impossible
+from reports.setting_comparison import Across
 from store.archive import Archive, ArchiveError, Sweep
 from store.database import ARCHIVE
-from store.viewfile import ARTIFACTS, TRACKING, impossible
 
 CONF = catalogue.ROOT / "conf"
 ORDER = ("as expected", "not as expected", "cannot say")
@@ -82,8 +88,8 @@ def _job(cfg: DictConfig) -> None:
     except (
         ConfigError,
         CatalogueError,
-        capsule.CapsuleError,
-        launch.LaunchError,
+        archive_module.CapsuleError,
+        errors.LaunchError,
         ArchiveError,
         OmegaConfBaseException,
         OSError,
@@ -169,7 +175,7 @@ def _carried(
     if made.broken:
         raise ConfigError("a capsule is not made of broken scenarios: mend them, or leave them out")
     # What is repeated here is run once there.
-    carried = [capsule.carried(spec) for spec in plan(everywhere(cfg), listed).specs]
+    carried = [archive_module.carried(spec) for spec in plan(everywhere(cfg), listed).specs]
     specs = tuple({spec.digest(): spec for spec in carried}.values())
     evidence = _evidence(archive, made, listed)
     if evidence is None:
@@ -182,8 +188,8 @@ def _carried(
     blobs = {
         name: found for record in evidence for name in record.blobs() if (found := archive.fetch(name)) is not None
     }
-    content = capsule.Content(specs, tuple(evidence), listed.machine, blobs)
-    size = capsule.write(Path(path), catalogue.ROOT, content)
+    content = archive_module.Content(specs, tuple(evidence), listed.machine, blobs)
+    size = archive_module.write(Path(path), catalogue.ROOT, content)
     cases = len({spec.question.case_digest() for spec in specs})
     print(f"{path}: {size} bytes, {cases} cases, {len(evidence)} records of this machine")
     say(f"anywhere with torch 2.6 or newer: python {shlex.quote(Path(path).name)}")
@@ -309,14 +315,14 @@ def _clear(archive: Archive, folder: Path) -> None:
 def _recovered(archive: Archive, place: _Place) -> set[str]:
     """Take in what a driver that was killed had composed and not archived, and clear its folder."""
     taken: set[str] = set()
-    for folder in launch.composed(place.folder):
+    for folder in supervisor.composed(place.folder):
         try:
             archive.add(folder, place.sweep.id)
             taken.add(Record.from_text((folder / "record.json").read_text(encoding="utf-8")).spec.digest())
         except (ArchiveError, RecordError, OSError) as error:
             # The machine may have stopped before all of it was on disk. The case is run again.
             say(f"what an earlier run left cannot be taken in{_kept_aside(folder, place)}: {error}")
-    kept = set() if archive.settle() else set(launch.composed(place.folder))
+    kept = set() if archive.settle() else set(supervisor.composed(place.folder))
     for path in sorted(place.folder.glob("*")):
         if path not in kept and not folders.remove(path):
             say(f"{path} cannot be removed wholly: what is left in it belongs to somebody else")
@@ -388,7 +394,7 @@ def _keep(archive: Archive, place: _Place, record: Record, folder: Path) -> Path
                 raise
             why = str(error).replace(f"{folder}: ", "")
             folder = folders.free(folder)
-            launch.lost(record.spec, folder, f"its record cannot be kept: {why}")
+            supervisor.lost(record.spec, folder, f"its record cannot be kept: {why}")
             archive.add(folder, place.sweep.id)
     except ArchiveError as error:
         later = f"`python -m store add {shlex.quote(str(folder))}` takes it in later"
@@ -412,7 +418,7 @@ def _roots(made: Plan) -> Iterator[dict[str, Path]]:
         yield {"original": catalogue.ROOT}
         return
     with folders.temporary("twofold-copy-") as folder:
-        yield {"original": catalogue.ROOT, "copied": launch.copy_sources(catalogue.ROOT, folder).root}
+        yield {"original": catalogue.ROOT, "copied": source_copy.copy_sources(catalogue.ROOT, folder).root}
 
 
 def _conclude(cfg: Config, archive: Archive, sweep: str) -> int:
@@ -444,7 +450,7 @@ def _browse(cfg: Config) -> str:
     if (tracking.uri, tracking.artifacts or ARTIFACTS) == (TRACKING, ARTIFACTS):
         return "make ui"
     where = ["--tracking", masked(tracking.uri), "--artifacts", tracking.artifacts or ARTIFACTS]
-    return shlex.join(["python", "-m", "store.ui", *where])
+    return shlex.join(["python", "-m", "reports.mlflow", "ui", *where])
 
 
 def _explain(word: str, verdicts: Sequence[tuple[Replay, Verdict]]) -> None:
@@ -459,12 +465,12 @@ def _explain(word: str, verdicts: Sequence[tuple[Replay, Verdict]]) -> None:
         print(f"  {word} ({count} {'replay' if count == 1 else 'replays'}): {visible(what)}")
 
 
-def _reported(cfg: Config, archive: Archive, sweep: str) -> files.Report | None:
+def _reported(cfg: Config, archive: Archive, sweep: str) -> build.Report | None:
     if not cfg.report:
         return None
     with console.status("comparing with other settings"):
-        made = files.report(archive, sweep, sweep)
-    files.keep(made, Path(cfg.outputs) / "reports", sweep)
+        made = build.report(archive, sweep, sweep)
+    build.keep(made, Path(cfg.outputs) / "reports", sweep)
     return made
 
 

@@ -8,7 +8,7 @@ python -m reports publish [--sweep ID] [--name NAME]
 
 from __future__ import annotations
 
-from experiments import streams
+from experiments.core import streams
 
 if __name__ == "__main__":
     streams.begin("reports: stopped; nothing was begun yet")
@@ -22,16 +22,19 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
-from experiments.addresses import masked
-from experiments.record import RecordError, Replay, machine_identity, replays
-from experiments.verdict import Verdict, contexts, judge
-from experiments.visible import visible
-from reports import files, junit, pictures, summary
-from reports.across import CANNOT, Across, Pair
-from reports.claims import Decided, as_rows, as_text
-from reports.files import ReportError
+from experiments.core.canonical_json import RecordError
+from experiments.core.environment import machine_identity
+from experiments.core.masking import masked
+from experiments.core.replay import Replay, replays
+from experiments.core.text import visible
+from experiments.core.verdict import Verdict, contexts, judge
+from reports import build, pictures
+from reports.build import ReportError
+from reports.ci import github_summary, junit
+from reports.claims.registry import Decided, as_rows, as_text
+from reports.setting_comparison import CANNOT, Across, Pair
 from reports.sources import BundleSource, Source
-from store import bundle
+from store import bundles
 from store.archive import Archive, ArchiveError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,10 +96,10 @@ def _sweep_of_archive(options: argparse.Namespace) -> Iterator[tuple[Archive, st
             archive.refuse_excluded(options.sweep)
             yield archive, options.sweep
             return
-        chosen = files.latest_of_all(archive)
+        chosen = build.latest_of_all(archive)
         archive.refuse_excluded(chosen.id)
         if chosen.origin is not None:
-            hidden = any(one.origin is None for one in files.out_of_sight(archive))
+            hidden = any(one.origin is None for one in build.out_of_sight(archive))
             ours = "every sweep that was run here is excluded" if hidden else "no sweep was run here"
             told = f"{ours}; taken is {chosen.id}, added from {chosen.origin.file}"
             print(f"reports: {visible(told)} at {chosen.origin.added_at[:19]}Z", file=sys.stderr)
@@ -181,7 +184,9 @@ def _add_write(commands: Any, where: argparse.ArgumentParser) -> None:
     write.add_argument("--alone", action="store_true", help="look at no other setting and computer")
     write.add_argument("--junit", type=Path, metavar="FILE", help="also write verdicts and agreement as JUnit XML")
     write.add_argument(
-        "--github-summary", action="store_true", help=f"also append a summary to the file that {summary.VARIABLE} names"
+        "--github-summary",
+        action="store_true",
+        help=f"also append a summary to the file that {github_summary.VARIABLE} names",
     )
     write.add_argument(
         "--gate",
@@ -217,17 +222,17 @@ def _write(options: argparse.Namespace) -> int:
 
 def _written(source: Source, sweep: str, stem: str, page: Path | None, options: argparse.Namespace) -> int:
     """The report first: what is asked for beside it may fail, and then it is there to look at."""
-    made = files.report(source, sweep, stem, None if options.alone else files.PUBLISHED, options.files[1:])
+    made = build.report(source, sweep, stem, None if options.alone else build.PUBLISHED, options.files[1:])
     with _elsewhere("--to FOLDER"):
-        path = files.keep(made, Path(options.to), stem)
+        path = build.keep(made, Path(options.to), stem)
     print(visible(str(path)))
     if options.junit is not None or page is not None:
         judged = _judged(source, sweep)
         if options.junit is not None:
             with _elsewhere("--junit FILE"):
-                files.replace(options.junit, junit.document(sweep, judged, made.across))
+                build.replace(options.junit, junit.document(sweep, judged, made.across))
         if page is not None:
-            _summarize(page, summary.sections(sweep, [verdict for _, verdict in judged], made.across, path))
+            _summarize(page, github_summary.sections(sweep, [verdict for _, verdict in judged], made.across, path))
     return 0 if options.gate is None else _gate(made.across, options.gate)
 
 
@@ -247,17 +252,17 @@ def _judged(archive: Source, sweep: str) -> list[tuple[Replay, Verdict]]:
 
 def _summary_file() -> Path:
     """Where GitHub Actions wants the summary. Raises ReportError if it does not say."""
-    name = os.environ.get(summary.VARIABLE)
+    name = os.environ.get(github_summary.VARIABLE)
     if not name:
         raise ReportError(
-            f"--github-summary: {summary.VARIABLE} is not set. GitHub Actions sets it to the file that a summary is "
-            f"appended to; elsewhere set it to a file, or leave --github-summary out"
+            f"--github-summary: {github_summary.VARIABLE} is not set. GitHub Actions sets it to the file that a "
+            f"summary is appended to; elsewhere set it to a file, or leave --github-summary out"
         )
     return Path(name)
 
 
 def _summarize(page: Path, sections: Sequence[Sequence[str]]) -> None:
-    left = summary.append(page, sections)
+    left = github_summary.append(page, sections)
     if left:
         print(f"reports: left out of the summary, which is full: {'; '.join(left)}", file=sys.stderr)
 
@@ -292,7 +297,7 @@ def _held_against(found: Across | None, name: str) -> list[Pair]:
 
 
 def _is_published(origin: str) -> bool:
-    return origin not in UNPUBLISHED and not origin.startswith(files.ADDED)
+    return origin not in UNPUBLISHED and not origin.startswith(build.ADDED)
 
 
 def _said(pair: Pair) -> str:
@@ -319,19 +324,19 @@ def _claims(options: argparse.Namespace) -> int:
 def _claims_of_archive(options: argparse.Namespace) -> Decided:
     if options.all:
         with _archive(options) as archive, _of_somebody_else("every sweep of the archive together"):
-            files.refuse_if_all_is_excluded(archive)
+            build.refuse_if_all_is_excluded(archive)
             return _rulings_of_all(archive)
     with _sweep_of_archive(options) as (archive, sweep), _whose(archive, sweep):
-        return files.rulings(archive, sweep)
+        return build.rulings(archive, sweep)
 
 
 def _claims_of_file(path: Path, options: argparse.Namespace) -> Decided:
     with _of_somebody_else(path.name), _sweep_of_file(path, options) as (source, sweep):
-        return _rulings_of_all(source) if options.all else files.rulings(source, sweep)
+        return _rulings_of_all(source) if options.all else build.rulings(source, sweep)
 
 
 def _rulings_of_all(source: Source) -> Decided:
-    found, failed = files.rulings_of_all(source)
+    found, failed = build.rulings_of_all(source)
     for one in failed:
         print(f"reports: sweep {visible(one.name)} is left out: {visible(one.reason)}", file=sys.stderr)
     return found
@@ -342,15 +347,15 @@ def _publish(options: argparse.Namespace) -> int:
     sweep of this computer as it is, the README's pictures.
     """
     with _archive(options) as archive:
-        sweep = options.sweep or files.latest(archive)
+        sweep = options.sweep or build.latest(archive)
         archive.refuse_excluded(sweep)
         name = options.name or _name(archive, sweep)
         if not re.fullmatch(r"[\w.-]+", name):
             raise ReportError(f"--name {name!r}: use letters, digits, dots, hyphens and underscores")
         KEPT_RECORDS.mkdir(parents=True, exist_ok=True)
         records = KEPT_RECORDS / f"{name}.zip"
-        bundle.export(archive, [], records, sweeps=[sweep])
-        report = files.write(archive, sweep, KEPT_REPORTS, name)
+        bundles.export(archive, [], records, sweeps=[sweep])
+        report = build.write(archive, sweep, KEPT_REPORTS, name)
         shown = _pictures(report) if _is_default(archive, sweep) else []
     print("\n".join(str(path.relative_to(ROOT)) for path in (report, records, *shown)))
     return 0
@@ -372,7 +377,7 @@ def _is_default(archive: Archive, sweep: str) -> bool:
 def _name(archive: Archive, sweep: str) -> str:
     """What the machine is, in a word that sorts well: ``linux-x86_64-avx512-torch-2.13.0-cpu-1a2b3c4d``."""
     made = replays(archive.records(sweep=sweep))
-    documents = files.facts(archive, made)
+    documents = build.facts(archive, made)
     if not documents:
         raise ReportError(f"nothing of sweep {sweep} has run, so there is nothing to publish")
     machine: Any = next(iter(documents.values()))

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.record import digest
-from experiments.streams import status
-from reports.files import ReportError, replace
-from store.figures import png
+from experiments.core.canonical_json import digest
+from experiments.core.streams import status
+from reports.build import ReportError, replace
+from reports.figures import png
 
 PAGE, CHART = "report.png", "machines.png"
 REPORT, TEXT, DRAWN = "Report", "Text", "Drawn with"

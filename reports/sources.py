@@ -12,10 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Collection, Mapping, Protocol, Self, Sequence
 
-from experiments.causes import is_counter_replay
-from experiments.record import Record, RecordError, Spec, digest, machine_identity, parse
-from experiments.sweep import place_of, places
-from store import bundle
+from experiments.analysis.causes import is_counter_replay
+from experiments.core.canonical_json import RecordError, digest, parse
+from experiments.core.environment import machine_identity
+from experiments.core.record import Record
+from experiments.core.spec import Spec
+from experiments.core.sweep import place_of, places
+from store import bundles
 from store.archive import ArchiveError, Excluded, Origin
 
 
@@ -55,7 +58,7 @@ class BundleSource:
     def __init__(self, path: Path) -> None:
         """Raises ArchiveError if anything in the file is not as it must be."""
         self.path = path
-        self._bundle = bundle.read(path)
+        self._bundle = bundles.read(path)
         self.digests = frozenset(self._bundle.digests)
         """Of all its records."""
         self.carries_sweeps = bool(self._bundle.sweeps)
@@ -120,7 +123,7 @@ class BundleSource:
         self.close()
 
 
-def _sweeps(found: bundle.Bundle) -> list[SweepOfFile]:
+def _sweeps(found: bundles.Bundle) -> list[SweepOfFile]:
     records = dict(zip(found.digests, found.records, strict=True))
     made = []
     for sweep in found.sweeps:
@@ -132,7 +135,7 @@ def _sweeps(found: bundle.Bundle) -> list[SweepOfFile]:
     return made
 
 
-def _one_sweep(name: str, found: bundle.Bundle) -> SweepOfFile:
+def _one_sweep(name: str, found: bundles.Bundle) -> SweepOfFile:
     """The records of a bundle that has no sweep, by their start."""
     latest = {
         one.spec.digest(): one
@@ -141,7 +144,7 @@ def _one_sweep(name: str, found: bundle.Bundle) -> SweepOfFile:
     return SweepOfFile(name, tuple(one.spec for one in latest.values()), tuple(latest.values()))
 
 
-def _of_one_computer(found: bundle.Bundle) -> list[Record]:
+def _of_one_computer(found: bundles.Bundle) -> list[Record]:
     """The records of the computer that has most of them, and those that left no facts of theirs."""
     by_computer: dict[str, list[Record]] = {}
     mute = []
@@ -154,7 +157,7 @@ def _of_one_computer(found: bundle.Bundle) -> list[Record]:
     return [*most[1], *mute]
 
 
-def _computer(found: bundle.Bundle, machine: str) -> str:
+def _computer(found: bundles.Bundle, machine: str) -> str:
     """Its identity; for facts that do not tell one, which document they are. A document's digest is never taken for an
     identity: anybody can write the text of which an identity is the digest.
     """

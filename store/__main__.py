@@ -1,12 +1,12 @@
-"""The archive from the command line: list, show, diff, check, add, note, exclude, export, key, grant, publish.
+"""The archive from the command line: list, show, diff, check, add, note, exclude, export, key, grant.
 
 Results go to stdout, everything else to stderr. Exit status: 0 as expected, 1 something does not match, two records
-differ, or something could not be published, 2 the command could not run, 130 interrupted.
+differ, 2 the command could not run, 130 interrupted.
 """
 
 from __future__ import annotations
 
-from experiments import streams
+from experiments.core import streams
 
 if __name__ == "__main__":
     streams.begin("store: stopped; nothing was begun yet")
@@ -21,31 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Sequence
 
-from experiments.addresses import masked
-from experiments.record import Record, digest, printable
-from experiments.visible import visible
-from store import shown
+from experiments.core.canonical_json import digest, printable
+from experiments.core.masking import masked
+from experiments.core.record import Record
+from experiments.core.record_diff import compare
+from experiments.core.text import visible
+from store import formatting
 from store.archive import LARGEST_RECORD, Archive
-from store.bundle import (
-    Added,
-    add_whole,
-    check_bundle,
-    export,
-    manifest_and_signature,
-    read,
-    refuse_excess_of_folder,
-)
-from store.cells import read_record, wanted
-from store.checks import Problem
-from store.crate import export_crate
-from store.database import ARCHIVE, sqlite_file, sqlite_url
-from store.difference import compare
+from store.bundles import Added, add_whole, check_bundle, export, manifest_and_signature, read, refuse_excess_of_folder
+from store.database import ARCHIVE, blobs_beside, sqlite_url
 from store.errors import ArchiveError
 from store.exclusions import EXCLUDE, INCLUDE, WHY
+from store.index import read_record, wanted
+from store.integrity import Problem
 from store.origins import Origin
+from store.postgres_roles import OWNER, grant
 from store.regular import read_regular
-from store.roles import OWNER, grant
-from store.signature import Signature, broken, judged, make_key, private_key, sign, trusted
+from store.ro_crate import export_crate
+from store.signing import Signature, broken, judged, make_key, private_key, sign, trusted
 from store.sweeps import now
 
 _IN_BUNDLE = re.compile(r"(?P<file>.+\.zip)(?::(?P<prefix>[0-9a-f]*))?")
@@ -56,7 +49,7 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; gives the exit status."""
-    asked = _parser(publishing=arguments[:1] == ["publish"]).parse_args(arguments)
+    asked = _parser().parse_args(arguments)
     # A message of torch may hold what the terminal's encoding has not.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -71,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         return streams.INTERRUPTED
 
 
-def _parser(*, publishing: bool) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m store", description=__doc__, formatter_class=plain)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -104,12 +97,6 @@ def _parser(*, publishing: bool) -> argparse.ArgumentParser:
     made.add_argument("--writer", required=True, metavar="NAME", help="role that may insert and read")
     made.add_argument("--reader", metavar="NAME", help="role that may read")
     made.add_argument("--owner", default=OWNER, metavar="NAME", help="role that owns it (default: %(default)s)")
-    made = add("publish", _publish, "Bring MLflow up to date with the archive", "  python -m store publish")
-    if publishing:
-        # mlflow takes seconds to import, so the other commands do without.
-        from store.publish import add_publish_arguments  # noqa: PLC0415
-
-        add_publish_arguments(made)
     return parser
 
 
@@ -224,27 +211,18 @@ def _adding(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) ->
 
 
 def _opened(asked: argparse.Namespace, *, create: bool = False) -> Archive:
-    return Archive.open(asked.archive, _blobs(asked), create=create)
-
-
-def _blobs(asked: argparse.Namespace) -> Path:
-    """Those that were named, or else those beside the archive."""
-    blobs: Path | None = asked.blobs
-    if blobs is not None:
-        return blobs
-    file = sqlite_file(asked.archive)
-    return file.parent / "blobs" if file else Path("outputs/blobs")
+    return Archive.open(asked.archive, asked.blobs or blobs_beside(asked.archive), create=create)
 
 
 def _list(asked: argparse.Namespace) -> int:
     with _opened(asked) as archive:
         if asked.sweeps:
-            print(shown.sweeps(archive.sweeps(excluded=asked.excluded), json=asked.json), end="")
+            print(formatting.sweeps(archive.sweeps(excluded=asked.excluded), json=asked.json), end="")
         else:
             found = archive.cells(
                 sweep=asked.sweep, scenario=asked.scenario, outcome=asked.outcome, excluded=asked.excluded
             )
-            print(shown.cells(found, archive.origins([one.digest for one in found]), json=asked.json), end="")
+            print(formatting.cells(found, archive.origins([one.digest for one in found]), json=asked.json), end="")
     return 0
 
 
@@ -259,7 +237,7 @@ def _show(asked: argparse.Namespace) -> int:
         kept = [(name, kind, archive.has(name)) for name, kind in wanted(record).items()]
         origin = archive.origins([digest])[digest]
         hidden = digest in archive.excluded().records
-        print(shown.record(digest, record, origin, archive.notes(digest), kept, excluded=hidden), end="")
+        print(formatting.record(digest, record, origin, archive.notes(digest), kept, excluded=hidden), end="")
     return 0
 
 
@@ -270,7 +248,7 @@ def _diff(asked: argparse.Namespace) -> int:
             leaving.enter_context(archive)
         sides = [_side(one, archive, leaving) for one in (asked.first, asked.second)]
         made = compare(sides[0].record, sides[1].record, _from_any([one.fetch for one in sides]))
-    print(shown.difference([one.digest for one in sides], made, json=asked.json), end="")
+    print(formatting.difference([one.digest for one in sides], made, json=asked.json), end="")
     return 0 if made.equal else 1
 
 
@@ -324,7 +302,7 @@ def _check(asked: argparse.Namespace) -> int:
     if asked.json:
         found = [{"digest": problem.digest, "what": problem.what} for problem in problems]
         signed = None if signature is None else vars(signature)
-        print(shown.as_json({"problems": found, "looked_at": looked_at, "signature": signed}), end="")
+        print(formatting.as_json({"problems": found, "looked_at": looked_at, "signature": signed}), end="")
         return 1 if problems else 0
     for told in (*problems, *([signature] if signature else [])):
         print(visible(str(told)))
@@ -356,7 +334,7 @@ def _add(asked: argparse.Namespace) -> int:
                 # The others are evidence too, so they are added all the same.
                 print(f"store: {visible(masked(str(error)))}", file=sys.stderr)
                 refused += 1
-    print(shown.as_json(added) if asked.json else "".join(f"{name}\n" for name in added), end="")
+    print(formatting.as_json(added) if asked.json else "".join(f"{name}\n" for name in added), end="")
     print(f"{len(added)} records are in the archive, {refused} of what was given was refused", file=sys.stderr)
     return 2 if refused else 0
 
@@ -391,7 +369,7 @@ def _of_sweeps(path: Path, made: Added, asked: argparse.Namespace) -> str:
     if made.sweeps:
         where = [] if asked.archive == ARCHIVE else ["--archive", masked(asked.archive, asked.archive)]
         if where or asked.blobs is not None:
-            where += ["--blobs", str(_blobs(asked))]
+            where += ["--blobs", str(asked.blobs or blobs_beside(asked.archive))]
         commands = [shlex.join(["python", "-m", "reports", "--sweep", name, *where]) for name in made.sweeps]
         ways = " and ".join(f"`{one}`" for one in commands)
         return f"{path.name} has a sweep, too: {ways} reports on it"
@@ -422,14 +400,15 @@ def _note(asked: argparse.Namespace) -> int:
 def _exclude(asked: argparse.Namespace) -> int:
     with _opened(asked) as archive:
         if not asked.names:
-            print(shown.exclusions(archive.exclusions(), json=asked.json), end="")
+            print(formatting.exclusions(archive.exclusions(), json=asked.json), end="")
             return 0
         if not (asked.why or "").strip():
             raise ArchiveError(f"{asked.verb}: give the reason with --why: reports show it")
         author = asked.author or getpass.getuser()
         made = [archive.exclude(name, asked.why, author, asked.verb) for name in asked.names]
-    print(shown.exclusions(made, json=asked.json), end="")
-    print("store: reports show it from the next one on; `python -m store publish` tells MLflow", file=sys.stderr)
+    print(formatting.exclusions(made, json=asked.json), end="")
+    told = "reports show it from the next one on; `python -m reports.mlflow sync` brings MLflow up to date"
+    print(f"store: {told}", file=sys.stderr)
     return 0
 
 
@@ -448,7 +427,7 @@ def _export(asked: argparse.Namespace) -> int:
         else:
             export(archive, digests, asked.file, key, asked.sweep)
     file = str(asked.file)
-    print(shown.as_json({"file": file, "records": digests}) if asked.json else f"{visible(file)}\n", end="")
+    print(formatting.as_json({"file": file, "records": digests}) if asked.json else f"{visible(file)}\n", end="")
     return 0
 
 
@@ -460,7 +439,7 @@ def _signer(path: Path) -> Callable[[bytes], bytes]:
 def _key(asked: argparse.Namespace) -> int:
     private, public, key = make_key(asked.name)
     made = {"private": str(private), "public": str(public), "key": key}
-    print(shown.as_json(made) if asked.json else f"{private} {public} (key {key})\n", end="")
+    print(formatting.as_json(made) if asked.json else f"{private} {public} (key {key})\n", end="")
     return 0
 
 
@@ -471,18 +450,6 @@ def _grant(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _publish(asked: argparse.Namespace) -> int:
-    from store.publish import awaited, main_publish  # noqa: PLC0415  (slow, see _parser)
-
-    if asked.follow == "":
-        told = awaited(sys.stdin)
-        if told is None:
-            return 0
-        vars(asked).update(told)
-    with _opened(asked) as archive:
-        return main_publish(archive, asked)
-
-
 _STOPPED: dict[Command, str] = {
     _add: "each record or bundle is in the archive whole or not at all; the same command adds the rest",
     _note: "the note is there whole or not at all: `python -m store show` shows it",
@@ -490,7 +457,6 @@ _STOPPED: dict[Command, str] = {
     _export: "no file is there in part; the same command writes it anew",
     _key: "a key without its .pub beside it is none: delete NAME.key before you make it anew",
     _grant: "what was not set up is as it was; the same command sets it up",
-    _publish: "`python -m store publish` goes on where this ended",
 }
 """What is left of a command that Ctrl-C ended, where it may have changed something."""
 

@@ -21,14 +21,16 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Self,
 from sqlalchemy import Connection, Select, and_, delete, func, insert, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from experiments.record import Record, Spec, digest
+from experiments.core.canonical_json import digest
+from experiments.core.record import Record
+from experiments.core.spec import Spec
 from store import exclusions, origins, sweeps
 from store.blobs import Blobs, Contents, is_digest, loose
-from store.cells import DOCUMENTS, OPTIONAL, cell, read_record, refuse_no_times, wanted
-from store.checks import Counts, Problem, check
 from store.database import Database, storable
 from store.errors import ArchiveError
 from store.exclusions import EXCLUDE, Excluded, Exclusion
+from store.index import DOCUMENTS, OPTIONAL, cell, read_record, refuse_no_times, wanted
+from store.integrity import Counts, Problem, check
 from store.ledger import Ledger, note_digest
 from store.models import ArrivalRow, Cell, DocumentRow, NoteRow, RecordRow, SweepRecordRow, SweepRow
 from store.origins import NOT_TOLD, Origin

@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 from typing import Callable, Iterator
 
-from experiments.record import digest
+from experiments.core.canonical_json import digest
 from store.errors import ArchiveError
 from store.regular import read_regular
 

@@ -21,7 +21,7 @@ from sqlalchemy import URL, Connection, Engine, column, create_engine, event, in
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from experiments.addresses import masked
+from experiments.core.masking import masked
 from store import readonly
 from store.errors import ArchiveError
 from store.ledger import PAGE, Ledger, skipped
@@ -60,6 +60,12 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 def sqlite_url(file: Path | str) -> str:
     """The address of a SQLite file, whatever characters are in its path."""
     return URL.create("sqlite", database=str(file)).render_as_string(hide_password=False)
+
+
+def blobs_beside(archive: str) -> Path:
+    """The folder of blobs beside an archive, where no other was named."""
+    file = sqlite_file(archive)
+    return file.parent / "blobs" if file else Path("outputs/blobs")
 
 
 def sqlite_file(url: str) -> Path | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select
 
-from experiments.record import canonical, digest
+from experiments.core.canonical_json import canonical, digest
 from store.errors import ArchiveError
 from store.models import DeliveryRow, ExclusionRow, RecordOriginRow, RecordRow, SweepFileRow, SweepRecordRow, SweepRow
 from store.origins import deliveries, quoted

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import AbstractSet as Set
 from typing import Iterator, Sequence
 
-from experiments.record import canonical, digest
+from experiments.core.canonical_json import canonical, digest
 from store.errors import ArchiveError
 
 _LINE = re.compile(r"^(record|sweep|delivery|note|exclusion) ([0-9a-f-]+);$", re.MULTILINE)

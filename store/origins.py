@@ -13,7 +13,7 @@ from typing import Collection, Sequence
 
 from sqlalchemy import ColumnElement, Connection, func, insert, select
 
-from experiments.record import canonical, digest
+from experiments.core.canonical_json import canonical, digest
 from store.models import ArrivalRow, DeliveryRow, RecordOriginRow, SweepOriginRow, SweepRecordRow, SweepRow
 
 _SHORT = 12

@@ -12,9 +12,10 @@ from typing import Any, Mapping, MutableMapping, Sequence
 
 from sqlalchemy import Connection, and_, insert, select
 
-from experiments.record import Spec, digest
-from experiments.sweep import BundledSweep, SweepError, place_of, places, plan_text, sweep_id
-from experiments.sweep import read_plan as read_specs
+from experiments.core.canonical_json import digest
+from experiments.core.spec import Spec
+from experiments.core.sweep import BundledSweep, SweepError, place_of, places, plan_text, sweep_id
+from experiments.core.sweep import read_plan as read_specs
 from store.blobs import is_digest
 from store.errors import ArchiveError
 from store.models import ArrivalRow, PlanRow, RecordOriginRow, SweepFileRow, SweepOriginRow, SweepRecordRow, SweepRow

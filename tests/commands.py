@@ -14,20 +14,34 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+
+import experiments.__main__  # noqa: F401 - so that a fork need not
+from experiments.planning import catalogue
+from reports import build
 
 ROOT = Path(__file__).parents[1]
 
 
 def forked(
-    module: str, folder: Path, *arguments: object, strict: bool = True, **environment: str
+    module: str,
+    folder: Path,
+    *arguments: object,
+    strict: bool = True,
+    prepare: Callable[[], None] = lambda: None,
+    **environment: str,
 ) -> CompletedProcess[str]:
-    """What `python -W error -m MODULE ARGUMENTS` does in a folder; where it is not `strict`, without `-W error`."""
+    """What `python -W error -m MODULE ARGUMENTS` does in a folder; where it is not `strict`, without `-W error`.
+    `prepare` is called first, in the fork.
+    """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = os.fork()
         if process == 0:
-            warnings.simplefilter("error" if strict else "default")
+            warnings.resetwarnings()
+            warnings.simplefilter("error" if strict else "ignore")
+            prepare()
             _run(module, folder, [str(one) for one in arguments], environment, out.fileno(), err.fileno())
         _, ended = os.waitpid(process, 0)
         texts = []
@@ -35,6 +49,23 @@ def forked(
             file.seek(0)
             texts.append(file.read().decode("utf-8").replace("\r\n", "\n"))
     return CompletedProcess([module, *map(str, arguments)], os.waitstatus_to_exitcode(ended), *texts)
+
+
+def driven(root: Path, *overrides: str, **environment: str) -> CompletedProcess[str]:
+    """What `python -m experiments OVERRIDES` does in a copy of the project, which has scenarios and configuration of
+    its own. The driver is a fork; whatever it starts (workers, fork servers, MLflow's process) is started.
+    """
+
+    def move() -> None:
+        catalogue.ROOT, catalogue.CACHE = root, root / "outputs" / "catalogue"
+        catalogue.read.__kwdefaults__ = None
+        catalogue.read.__defaults__ = ("", None, root)
+        catalogue.cached.__defaults__ = (root, catalogue.CACHE)
+        build.PUBLISHED = root / "store" / "published"
+        build.write.__defaults__ = ("", build.PUBLISHED)
+        build.report.__defaults__ = (build.PUBLISHED, ())
+
+    return forked("experiments", root, *overrides, strict=False, prepare=move, **environment)
 
 
 def started(module: str, folder: Path, *arguments: object, **environment: str) -> CompletedProcess[str]:
@@ -114,6 +145,7 @@ def _run(module: str, folder: Path, arguments: list[str], environment: dict[str,
         sys.stdout, sys.stderr = (open(at, "w", encoding="utf-8", closefd=False) for at in (1, 2))  # noqa: SIM115
         os.chdir(folder)
         os.environ.update(environment)
+        tempfile.tempdir = None  # to be found again, where TMPDIR says
         sys.modules.pop(f"{module}.__main__", None)  # a test has imported it under its own name
         sys.argv = [module, *arguments]
         try:

@@ -14,8 +14,8 @@ import sqlalchemy
 import torch
 from mutations import Records
 
-from experiments.record import parse
-from store import bundle
+from experiments.core.canonical_json import parse
+from store import bundles
 
 PROJECT = Path(__file__).parents[1]
 PUBLISHED = PROJECT / "store" / "published"
@@ -50,7 +50,7 @@ def sqlite3_program() -> str:
 @pytest.fixture(scope="session")
 def published() -> Iterator[Records]:
     """Real evidence: what was published of the setting in which most cases were run."""
-    with bundle.read(max(PUBLISHED.glob("*.zip"), key=lambda one: one.stat().st_size)) as found:
+    with bundles.read(max(PUBLISHED.glob("*.zip"), key=lambda one: one.stat().st_size)) as found:
         machines = {one.observation.machine for one in found.records if one.observation}
         documents = {name: parse((found.fetch(name) or b"").decode()) for name in machines}
         yield Records(found.records, found.fetch, documents)

@@ -13,11 +13,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Callable, Sequence
 
-from experiments import bounds, pack
-from experiments import record as records
-from experiments.record import Record, canonical, digest, parse
-from experiments.sweep import BundledSweep, plan_text
-from store import bundle
+from experiments.bundle import layout, writer
+from experiments.core import bounds, canonical_json
+from experiments.core import record as record_module
+from experiments.core.canonical_json import canonical, digest, parse
+from experiments.core.record import Record
+from experiments.core.sweep import BundledSweep, plan_text
+from store import bundles
 
 PUBLISHED = Path(__file__).parents[1] / "store" / "published"
 SOURCE = "linux-x86_64-avx2-torch-2.13.0-cpu-81c465ff-one_thread.zip"
@@ -115,9 +117,9 @@ class Home:
     """Genuine records of one scenario, and what they rest on."""
 
     def __init__(self, scenario: str = SCENARIOS[0]) -> None:
-        with bundle.read(PUBLISHED / SOURCE, [scenario]) as found:
+        with bundles.read(PUBLISHED / SOURCE, [scenario]) as found:
             self.records: tuple[Record, ...] = found.records
-            names = {name for one in found.records for _, name in pack.needed(one).values()}
+            names = {name for one in found.records for _, name in layout.needed(one).values()}
             self.contents = {name: content for name in names for content in [found.fetch(name)] if content is not None}
 
 
@@ -158,13 +160,13 @@ def _changed(random: Random, data: Any, count: int) -> Record | str:
 def _is_allowed(record: Record) -> bool:
     try:
         bounds.refuse_excess(record)
-    except records.RecordError:
+    except canonical_json.RecordError:
         return False
     return True
 
 
 def write(home: Home, seed: int, path: Path) -> None:
-    pack.write(path, made(home, seed))
+    writer.write(path, made(home, seed))
 
 
 def _facts(random: Random, home: Home, record: Record, extra: dict[str, bytes]) -> str:
@@ -297,7 +299,7 @@ def sealed(data: Any) -> Record | str:
     data["evidence_digest"] = "0" * 64
     try:
         inner = parse(canonical({key: value for key, value in data.items() if key != "schema"}))
-        made = records._record(inner)  # its digest is not yet known
+        made = record_module._record(inner)  # its digest is not yet known
         inner["outcome"]["fingerprint"] = made.outcome.fingerprint()
         whole = {**inner, "schema": data["schema"], "evidence_digest": made.evidence_digest()}
         return Record.from_text(canonical(whole))
@@ -315,7 +317,7 @@ def members(made: Sequence[Record | str], extra: dict[str, bytes], number: int |
         if isinstance(one, Record):
             try:
                 links[one.spec.digest()] = digest(text)
-                for name, (_, known) in pack.needed(one).items():
+                for name, (_, known) in layout.needed(one).items():
                     if known in extra:
                         found[name] = extra[known]
             except Exception:  # noqa: BLE001 - as above

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.record import Record, digest, replays
-from reports.findings import Evidence, gather
+from experiments.core.canonical_json import digest
+from experiments.core.record import Record
+from experiments.core.replay import replays
+from reports.claims.findings import Evidence, gather
 
 Change = Callable[[Record], "Record | None"]
 """Gives the record as it is after the change. None if there is nothing in it to be changed, or nothing is left."""

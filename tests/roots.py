@@ -10,14 +10,16 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import samples
 
-from experiments import launch
-from experiments.engine import local
-from experiments.engine.forks import Forks
-from experiments.record import Record, Spec, digest, parse
+from experiments.core.canonical_json import digest, parse
+from experiments.core.record import Record
+from experiments.core.rooms import WORKER, program_files
+from experiments.core.spec import Spec
+from experiments.runner import local, supervisor
+from experiments.runner.fork_client import Forks
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -42,12 +44,7 @@ def root(folder: Path, scenarios: Mapping[str, str | bytes]) -> Path:
     """`folder` with what a worker runs, and these scenarios by name."""
     ours = PROJECT / "experiments"
     target = folder / "experiments"
-    target.mkdir(parents=True)
-    for name in ("__init__.py", "bounds.py", "fingerprint.py", "record.py", "scenario.py"):
-        shutil.copyfile(ours / name, target / name)
-    (target / "worker").mkdir()
-    for path in (ours / "worker").glob("*.py"):
-        shutil.copyfile(path, target / "worker" / path.name)
+    copy_files(program_files(ours, WORKER), ours, target)
     for name, text in scenarios.items():
         path = target / "scenarios" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,9 +55,18 @@ def root(folder: Path, scenarios: Mapping[str, str | bytes]) -> Path:
 def whole(folder: Path, scenarios: Mapping[str, str | bytes]) -> Path:
     """As `root`, with the modules beside it, so that commands can be run there."""
     root(folder, scenarios)
-    for path in (PROJECT / "experiments").glob("*.py"):
-        shutil.copyfile(path, folder / "experiments" / path.name)
+    ours = PROJECT / "experiments"
+    files = (path for path in ours.rglob("*.py") if "scenarios" not in path.parts)
+    copy_files(files, ours, folder / "experiments")
     return folder
+
+
+def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
+    """These files below `source`, to the same places below `target`."""
+    for path in paths:
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def spec(root: Path, scenario: str, case: str, **changes: Any) -> Spec:
@@ -109,11 +115,11 @@ class Ran:
         return found
 
 
-def run(asked: Spec, folder: Path, root: Path, start: launch.Starter | None = None) -> Ran:
+def run(asked: Spec, folder: Path, root: Path, start: supervisor.Starter | None = None) -> Ran:
     """The ended process for a spec: an interpreter of its own, unless `start` starts another."""
     if start is None:
-        return Ran(launch.run(asked, folder, root), folder)
-    running = launch.start(asked, folder, start)
+        return Ran(supervisor.run(asked, folder, root), folder)
+    running = supervisor.start(asked, folder, start)
     while (record := running.poll()) is None:
         time.sleep(0.01)
     return Ran(record, folder)

@@ -9,25 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.record import (
-    Ending,
-    Mark,
-    Memory,
-    Observation,
-    Observed,
-    Operator,
-    Outcome,
-    Output,
-    Question,
-    Record,
-    Replay,
-    Setting,
-    Source,
-    Spec,
-    Tensor,
-    canonical,
-    digest,
-)
+from experiments.core.canonical_json import canonical, digest
+from experiments.core.observation import Ending, Memory, Observation, Observed, Operator, Output, Source, Tensor
+from experiments.core.outcome import Outcome
+from experiments.core.record import Record
+from experiments.core.replay import Replay
+from experiments.core.spec import Mark, Question, Setting, Spec
 
 SCENARIO = b"print('scenario')\n"
 STDOUT = b"hello\n"

@@ -13,17 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_report import OPENING, TOGETHER, assert_safe, structure
 
-from experiments.agreement import RANKS
-from experiments.causes import CANNOT as FIXED
-from experiments.causes import CONTROL, CONTROL_DIFFERS, FLIP, OPEN, PROVEN, environment
-from experiments.classes import CAPABILITY, THREADS
-from experiments.record import digest, parse
-from reports import files
-from reports.across import BIN_NAMES, CANNOT, Origin, across, as_json
-from reports.across_page import SHOWN, page
-from reports.reported import CHECKPOINT_NOTE, COMPILE_NOTE, NOT_RUN, OTHER, REPORTED, SAME, Reported, Told, compared
+from experiments.analysis.causes import CANNOT as FIXED
+from experiments.analysis.causes import CONTROL, CONTROL_DIFFERS, FLIP, OPEN, PROVEN, environment
+from experiments.analysis.settings import CAPABILITY, THREADS
+from experiments.core.agreement import RANKS
+from experiments.core.canonical_json import digest, parse
+from reports import build
+from reports.claims.published_outcomes import (
+    CHECKPOINT_NOTE,
+    COMPILE_NOTE,
+    NOT_RUN,
+    OTHER,
+    REPORTED,
+    SAME,
+    Reported,
+    Told,
+    compared,
+)
+from reports.markdown.settings import SHOWN, page
+from reports.setting_comparison import BIN_NAMES, CANNOT, Origin, across, as_json
 from store.archive import Archive, ArchiveError
-from store.bundle import export
+from store.bundles import export
 
 few = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -681,7 +691,7 @@ def swept(lab, tmp_path):
 
 def test_a_report_is_held_against_published_bundles_which_stay_where_they_are(swept, published, tmp_path):
     archive, sweep = swept
-    made = files.report(archive, sweep, "stem", published)
+    made = build.report(archive, sweep, "stem", published)
     assert set(made.files) == {"stem.agreement.json", "stem-machines.png"}
     assert made.files["stem-machines.png"].startswith(b"\x89PNG")
     assert [(one.name, one.origin) for one in made.across.others] == [("default-capability-avx2-two", "lab.zip")]
@@ -692,8 +702,8 @@ def test_a_report_is_held_against_published_bundles_which_stay_where_they_are(sw
     assert "![Gradients by ULP](stem-machines.png)" in made.text
     assert "| `checkpoint/policy` | 2 finished | 1 identical, **1 different values** |" in made.text
     assert len(archive.cells()) == 2, "nothing of a bundle is added"
-    path = files.write(archive, sweep, tmp_path / "reports", "stem", published)
-    again = files.write(archive, sweep, tmp_path / "again", "stem", published)
+    path = build.write(archive, sweep, tmp_path / "reports", "stem", published)
+    again = build.write(archive, sweep, tmp_path / "again", "stem", published)
     assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == {
         one.name: one.read_bytes() for one in again.parent.iterdir()
     }
@@ -705,14 +715,14 @@ def test_what_else_the_archive_has_is_another_setting(lab, swept, tmp_path):
     for other in (flipped, lab.replay("b", (9.0, 9.0)).plain):
         again = archive.begin_sweep([other.spec], "a" * 64).id
         archive.add_text(other.text(), lab.bench.blobs.get, again)
-    made = files.report(archive, sweep, "stem", tmp_path / "nothing")
+    made = build.report(archive, sweep, "stem", tmp_path / "nothing")
     assert [(one.name, one.origin) for one in made.across.others] == [("avx2", "archive")], "its own past is not"
     assert [one.word for one in made.across.causes["avx2"]] == [OPEN]
     assert "**No cause is proven.**" in made.text
 
 
 def proven(archive, sweep, nowhere):
-    made = files.report(archive, sweep, "stem", nowhere)
+    made = build.report(archive, sweep, "stem", nowhere)
     return [(one.word, one.by) for one in made.across.causes["avx2"]], made
 
 
@@ -731,7 +741,7 @@ def test_a_counter_replay_is_a_sweep_that_was_run_on_this_computer(lab, swept, t
         for one in proof:
             archive.add_text(one.text(), lab.bench.blobs.get, made)
         assert proven(archive, sweep, tmp_path / "nothing")[0] == [(expected, made if expected == PROVEN else "")]
-    assert files.latest(archive) == sweep, "it is no sweep to report on"
+    assert build.latest(archive) == sweep, "it is no sweep to report on"
     said = json.loads(proven(archive, sweep, tmp_path / "nothing")[1].files["stem.agreement.json"])
     assert said["causes"]["avx2"] == [[CAPABILITY, "AVX512", "AVX2", True, PROVEN, 1, 1, 1, made]]
 
@@ -752,7 +762,7 @@ def test_a_sweep_of_the_flip_alone_proves_nothing(lab, swept, tmp_path):
 
 def test_alone_nothing_is_said_of_other_settings(swept):
     archive, sweep = swept
-    made = files.report(archive, sweep, "stem", None)
+    made = build.report(archive, sweep, "stem", None)
     assert made.across is None
     assert not made.files
     assert "among others" not in made.text
@@ -772,13 +782,13 @@ def test_a_damaged_published_bundle_is_an_error_that_names_it(swept, published, 
         }[damage]
     )
     with pytest.raises(ArchiveError, match=r"lab\.zip is refused"):
-        files.report(archive, sweep, "stem", published)
+        build.report(archive, sweep, "stem", published)
 
 
 def test_every_bundle_is_a_setting_even_if_they_are_the_same(swept, published):
     archive, sweep = swept
     shutil.copy(published / "lab.zip", published / "lab-again.zip")
-    made = files.report(archive, sweep, "stem", published)
+    made = build.report(archive, sweep, "stem", published)
     assert [(one.name, one.origin) for one in made.across.others] == [
         ("default-capability-avx2-two", "lab-again.zip"),
         ("default-capability-avx2-two-2", "lab.zip"),
@@ -789,5 +799,5 @@ def test_every_bundle_is_a_setting_even_if_they_are_the_same(swept, published):
 def test_a_bundle_of_any_name_is_a_published_one(swept, published, name):
     archive, sweep = swept
     (published / "lab.zip").rename(published / name)
-    (found,) = files.report(archive, sweep, "stem", published).across.others
+    (found,) = build.report(archive, sweep, "stem", published).across.others
     assert found.origin == name

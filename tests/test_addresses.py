@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from experiments.addresses import masked
+from experiments.core.masking import masked
 
 SECRET = "hunter2"
 

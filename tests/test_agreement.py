@@ -15,25 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import bounds
-from experiments.agreement import (
-    LONGEST,
-    RANKS,
-    Allowance,
-    align,
-    allowances,
-    difference,
-    differences,
-    first_difference,
-    limits,
-    noise,
-    rank,
-    read_ruler,
-    steps,
-    ulp,
-    values,
-)
-from experiments.record import SAMPLES, Observed, Operator, Replay, StateChange, sample_positions
+from experiments.core import bounds
+from experiments.core.agreement import LONGEST, RANKS, rank
+from experiments.core.observation import Observed, Operator, StateChange
+from experiments.core.operator_diff import align, first_difference
+from experiments.core.replay import Replay
+from experiments.core.rounding import Allowance, allowances, limits, noise, read_ruler
+from experiments.core.sampling import SAMPLES, sample_positions
+from experiments.core.tensor_diff import difference, differences, steps
+from experiments.core.tensor_values import ulp, values
 
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16"),

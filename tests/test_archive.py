@@ -21,10 +21,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, insert, inspect
 
 import store.database
-from experiments.record import SCHEMA, Tensor, canonical, digest, parse, with_attempt
+from experiments.core.canonical_json import canonical, digest, parse
+from experiments.core.observation import Tensor
+from experiments.core.schema_history import SCHEMA
+from experiments.core.spec import with_attempt
 from store.archive import Archive, ArchiveError
 from store.blobs import Blobs
-from store.bundle import add_bundle, add_whole, export
+from store.bundles import add_bundle, add_whole, export
 from store.models import APPEND_ONLY, Base, SweepFileRow, SweepOriginRow
 from store.origins import Origin, come_from
 from store.sweeps import now

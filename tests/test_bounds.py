@@ -11,9 +11,11 @@ import pytest
 import roots
 import samples
 
-from experiments import bounds, pack
-from experiments.record import Operator, RecordError, canonical, digest
-from experiments.worker import profile
+from experiments.bundle import layout
+from experiments.core import bounds
+from experiments.core.canonical_json import RecordError, canonical, digest
+from experiments.core.observation import Operator
+from experiments.worker.instruments import operators
 from store.__main__ import main as store
 from store.archive import Archive
 
@@ -80,8 +82,8 @@ def changed(change):
 @pytest.mark.parametrize("says", TOO_MUCH)
 def test_a_record_of_more_than_is_allowed_is_refused(says):
     text = changed(TOO_MUCH[says]).text()
-    with pytest.raises(pack.PackError) as refused:
-        pack.read_record(text)
+    with pytest.raises(layout.PackError) as refused:
+        layout.read_record(text)
     assert says in str(refused.value)
 
 
@@ -183,13 +185,13 @@ def test_what_a_worker_cannot_keep_is_said(lab, case, says):
     record = lab.ran("a/cases", case).record
     assert record.outcome.kind == "not_observed"
     assert says in record.outcome.detail
-    assert pack.read_record(record.text()) == record
+    assert layout.read_record(record.text()) == record
 
 
 def test_the_sizes_of_many_parts_are_told_by_digest(lab):
     record = lab.ran("a/cases", "has_many_parts").record
     assert "2000 parts, SHA-256 of their sizes " in record.observation.tensors[-2].layout
-    assert pack.read_record(record.text()) == record
+    assert layout.read_record(record.text()) == record
 
 
 def test_a_worker_cuts_a_long_list_of_operators_and_says_so(lab):
@@ -197,18 +199,18 @@ def test_a_worker_cuts_a_long_list_of_operators_and_says_so(lab):
     *listed, last = record.observation.operators["forward"]
     assert {len(listed), bounds.MOST_OPERATORS // 3} == {6666}
     assert re.fullmatch(r"\[cut here: [0-9]+ operators in all, SHA-256 [0-9a-f]{64}\]", last.name)
-    assert pack.read_record(record.text()) == record
+    assert layout.read_record(record.text()) == record
 
 
 def test_lists_that_were_cut_are_equal_only_if_the_wholes_were():
     def listed(last):
         return {"forward": [Operator(0, 0, name, ()) for name in ["aten::add"] * bounds.MOST_OPERATORS + [last]]}
 
-    assert profile.cut(listed("a")) == profile.cut(listed("a")) != profile.cut(listed("b"))
+    assert operators.cut(listed("a")) == operators.cut(listed("a")) != operators.cut(listed("b"))
 
 
 def test_a_long_name_of_an_operator_is_cut_and_one_that_is_not_stays():
-    first, second = profile.cut({"forward": [Operator(0, 0, "k" * 1000, ()), Operator(0, 0, "k" * 1001, ())]})[
+    first, second = operators.cut({"forward": [Operator(0, 0, "k" * 1000, ()), Operator(0, 0, "k" * 1001, ())]})[
         "forward"
     ]
     assert first.name == "k" * 1000

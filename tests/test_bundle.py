@@ -19,12 +19,14 @@ import samples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from experiments import pack
-from experiments.record import SCHEMA, RecordError, canonical, digest, parse, with_attempt
-from experiments.sweep import sweep_id
-from store import cells
+from experiments.bundle import layout, reader, writer
+from experiments.core.canonical_json import RecordError, canonical, digest, parse
+from experiments.core.schema_history import SCHEMA
+from experiments.core.spec import with_attempt
+from experiments.core.sweep import sweep_id
+from store import index
 from store.archive import Archive, ArchiveError
-from store.bundle import add_bundle, check_bundle, export, manifest_and_signature, read
+from store.bundles import add_bundle, check_bundle, export, manifest_and_signature, read
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = sorted((ROOT / "store" / "published").glob("*.zip"))
@@ -56,7 +58,7 @@ def members(path):
         return {name: file.read(name) for name in file.namelist()}
 
 
-def manifest(contents, schema=pack.SCHEMA):
+def manifest(contents, schema=layout.SCHEMA):
     listed = {name: {"digest": digest(content), "bytes": len(content)} for name, content in contents.items()}
     return canonical({"schema": schema, "members": listed}).encode()
 
@@ -74,14 +76,14 @@ def zipped(path: Path, contents, *more, packing=zipfile.ZIP_DEFLATED, sealed=Tru
 def seal(path: Path) -> Path:
     """Whoever changes a bundle can seal it again."""
     with path.open("r+b") as file:
-        pack.seal(file)
+        writer.seal(file)
     return path
 
 
 def crafted(path: Path, contents, *, sealed=True, **extra: bytes) -> Path:
     """A bundle of any members, with a manifest that fits unless one is given."""
     contents = {name: content for name, content in contents.items() if name != "manifest.json"}
-    made = manifest(contents, pack.SCHEMA if sealed else 1)
+    made = manifest(contents, layout.SCHEMA if sealed else 1)
     return zipped(path, {"manifest.json": made, **contents, **extra}, sealed=sealed)
 
 
@@ -181,7 +183,7 @@ def test_the_published_bundle_is_whole(path):
     started = time.process_time()
     with read(path) as bundle:
         needed = {
-            name for record in bundle.records for name, kind in record.blobs().items() if kind not in cells.OPTIONAL
+            name for record in bundle.records for name, kind in record.blobs().items() if kind not in index.OPTIONAL
         }
         assert all(digest(bundle.fetch(name)) == name for name in needed)
     # About a second for five hundred records.
@@ -328,7 +330,8 @@ def test_a_comment_that_is_no_seal_is_refused(other, sent):
     ],
 )
 def test_a_bundle_beyond_bounds_is_refused(other, sent, monkeypatch, bound, says):
-    monkeypatch.setattr(pack, bound, 5)
+    for module in (layout, reader):
+        monkeypatch.setattr(module, bound, 5, raising=module is layout)
     refused(other, sent, says)
 
 
@@ -336,7 +339,7 @@ def test_what_could_not_be_read_is_not_written(archive, tmp_path, monkeypatch):
     name = archive.add_text(samples.record(seed=1).text(), samples.contents(1).get)
     for bound in ("LARGEST_TEXT", "LARGEST_MEMBER", "LARGEST_RECORDS", "LARGEST_TOTAL", "MOST_MEMBERS"):
         with monkeypatch.context() as patch:
-            patch.setattr(pack, bound, 3)
+            patch.setattr(layout, bound, 3)
             with pytest.raises(ArchiveError, match="more than can be read"):
                 export(archive, [name], tmp_path / "one.zip")
     assert [path for path in tmp_path.iterdir() if "one.zip" in path.name] == []
@@ -537,7 +540,7 @@ def test_a_bundle_of_before_there_were_sweeps_in_them_has_none(other, swept, sch
     whole = {name: one for name, one in members(swept).items() if name != "manifest.json"}
     made = {"manifest.json": manifest(whole, schema), **whole}
     refused(other, zipped(swept, made, sealed=schema > 1), f"is of a kind that schema {schema} does not have")
-    bare = {name: one for name, one in whole.items() if not name.startswith(pack.OF_SWEEPS)}
+    bare = {name: one for name, one in whole.items() if not name.startswith(layout.OF_SWEEPS)}
     zipped(swept, {"manifest.json": manifest(bare, schema), **bare}, sealed=schema > 1)
     with read(swept) as bundle:
         assert (len(bundle.records), bundle.sweeps) == (2, ())
@@ -582,7 +585,7 @@ def test_what_changes_while_a_bundle_is_open_is_not_handed_out(tmp_path):
     bench = samples.Bench()
     large = bench.tensor("output", "out", range(1 << 16))
     text = bench.record(samples.spec(), large).text()
-    pack.write(tmp_path / "sent.zip", pack.members([text], bench.blobs.get))
+    writer.write(tmp_path / "sent.zip", writer.members([text], bench.blobs.get))
     with read(tmp_path / "sent.zip") as bundle:
         content = bundle.fetch(large.digest)
         whole = (tmp_path / "sent.zip").read_bytes()
@@ -615,7 +618,7 @@ def test_a_disk_that_fails_is_a_sentence(sent, monkeypatch):
     def broken(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(pack.Packed, "content", broken)
+    monkeypatch.setattr(reader.Packed, "content", broken)
     for look in (check_bundle, manifest_and_signature, read):
         with pytest.raises(ArchiveError, match="cannot be read: Input/output error"):
             look(sent)
@@ -642,22 +645,22 @@ def test_of_a_bundle_that_is_none_no_manifest_is_given(sent, tmp_path):
 def test_members_are_what_records_rest_on():
     text = samples.record(seed=1).text()
     contents = samples.contents(1)
-    assert sorted(pack.members([text, text], contents.get).values()) == sorted(
+    assert sorted(writer.members([text, text], contents.get).values()) == sorted(
         [text.encode(), samples.SCENARIO, samples.machine(), samples.tensor(1)]
     )
     for kind, content in (("tensor", samples.tensor(1)), ("source", samples.SCENARIO), ("machine", samples.machine())):
         name = digest(content)
-        with pytest.raises(pack.PackError, match=f"{kind} {name} is missing"):
-            pack.members([text], {**contents, name: None}.get)
-        with pytest.raises(pack.PackError, match=f"{kind} {name} has the digest"):
-            pack.members([text], {**contents, name: b"else"}.get)
+        with pytest.raises(layout.PackError, match=f"{kind} {name} is missing"):
+            writer.members([text], {**contents, name: None}.get)
+        with pytest.raises(layout.PackError, match=f"{kind} {name} has the digest"):
+            writer.members([text], {**contents, name: b"else"}.get)
     for wrong in ("[]", text + " ", "{"):
-        with pytest.raises(pack.PackError):
-            pack.members([wrong], contents.get)
+        with pytest.raises(layout.PackError):
+            writer.members([wrong], contents.get)
 
 
 def test_kinds_of_contents_are_those_of_the_archive():
-    assert (pack.DOCUMENTS, pack.LEFT_BEHIND) == (cells.DOCUMENTS, cells.OPTIONAL)
+    assert (layout.DOCUMENTS, layout.LEFT_BEHIND) == (index.DOCUMENTS, index.OPTIONAL)
 
 
 def test_a_program_with_nothing_but_the_standard_library_writes_a_bundle(other, tmp_path):
@@ -666,9 +669,9 @@ def test_a_program_with_nothing_but_the_standard_library_writes_a_bundle(other, 
     for name, content in samples.contents(1).items():
         (tmp_path / name).write_bytes(content)
     program = (
-        "import pathlib\nfrom experiments import pack\nhere = pathlib.Path.cwd()\n"
+        "import pathlib\nfrom experiments.bundle import writer\nhere = pathlib.Path.cwd()\n"
         "text = (here / 'record.json').read_bytes().decode()\n"
-        "pack.write(here / 'made.zip', pack.members([text], lambda name: (here / name).read_bytes()))\n"
+        "writer.write(here / 'made.zip', writer.members([text], lambda name: (here / name).read_bytes()))\n"
     )
     command = [sys.executable, "-S", "-B", "-c", program]
     subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=True)
@@ -706,7 +709,7 @@ def json_text(value, *, ensure_ascii=False, indent=None):
 
 def answered(text):
     try:
-        return pack.is_canonical(text)
+        return layout.is_canonical(text)
     except RecordError:
         return False
 
@@ -719,7 +722,7 @@ def test_a_text_that_is_too_deep_is_not_canonical(depth):
 
 def test_every_reason_for_a_refusal_is_in_the_document():
     table = (ROOT / "store" / "README.md").read_text().partition("| sentence |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| `(.*)` \|", table, re.MULTILINE) == list(pack.REFUSALS.values())
+    assert re.findall(r"^\| `(.*)` \|", table, re.MULTILINE) == list(layout.REFUSALS.values())
 
 
 def test_a_bundle_is_read_for_some_scenarios_only(sent):

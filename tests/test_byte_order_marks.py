@@ -13,7 +13,7 @@ import hydra
 from omegaconf import OmegaConf
 from test_sweep import GOOD, project, run
 
-from experiments.config import register
+from experiments.planning.config import register
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = b"\xef\xbb\xbf"

@@ -19,9 +19,9 @@ import roots
 from test_interpreters import needed
 from test_sweep import GOOD, SLOW, project, run, store
 
-from experiments import capsule
-from experiments import elsewhere as program
-from experiments.record import Record, digest
+from experiments.capsule import anonymize, archive, main
+from experiments.core.canonical_json import digest
+from experiments.core.record import Record
 
 TELLING = (
     GOOD.replace("differs(by_at_least=0.001)", 'raises(RuntimeError, "cannot open")')
@@ -128,11 +128,17 @@ def test_another_sweep_of_the_same_evidence_makes_the_same_bytes(home, tmp_path)
 
 def test_it_holds_the_program_as_it_lies_here(home):
     with zipfile.ZipFile(home / "one.pyz") as file:
-        for name in ("launch.py", "verdict.py", "agreement.py", "worker/replay.py", "worker/__main__.py"):
-            assert file.read(f"{capsule.PACKAGE}/{name}") == (roots.PROJECT / "experiments" / name).read_bytes()
-        assert f"{capsule.PACKAGE}/scenarios/tests/good.py" in file.namelist()
+        for name in (
+            "runner/supervisor.py",
+            "core/verdict.py",
+            "core/agreement.py",
+            "worker/case.py",
+            "worker/__main__.py",
+        ):
+            assert file.read(f"{archive.PACKAGE}/{name}") == (roots.PROJECT / "experiments" / name).read_bytes()
+        assert f"{archive.PACKAGE}/scenarios/tests/good.py" in file.namelist()
         assert not [name for name in file.namelist() if "config" in name or "catalogue" in name]
-    assert (home / "one.pyz").stat().st_size < capsule.LARGEST
+    assert (home / "one.pyz").stat().st_size < archive.LARGEST
 
 
 def test_it_imports_the_standard_library_alone(home, tmp_path):
@@ -144,10 +150,10 @@ def test_it_imports_the_standard_library_alone(home, tmp_path):
 
 
 def test_one_that_would_be_too_large_is_refused(home, tmp_path, monkeypatch):
-    content = capsule.read(home / "one.pyz")
-    monkeypatch.setattr(capsule, "LARGEST", 1000)
-    with pytest.raises(capsule.CapsuleError, match="choose fewer scenarios"):
-        capsule.write(tmp_path / "two.pyz", home, content)
+    content = archive.read(home / "one.pyz")
+    monkeypatch.setattr(archive, "LARGEST", 1000)
+    with pytest.raises(archive.CapsuleError, match="choose fewer scenarios"):
+        archive.write(tmp_path / "two.pyz", home, content)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -202,9 +208,9 @@ def test_under_another_capability_it_says_how_far_it_agrees(home, bare, tmp_path
 
 def altered(home: Path, target: Path, change) -> None:
     """The capsule with another evidence of home."""
-    content = capsule.read(home / "one.pyz")
+    content = archive.read(home / "one.pyz")
     records = tuple(change(record) if record.spec.question.case == "again" else record for record in content.records)
-    capsule.write(target, home, replace(content, records=records))
+    archive.write(target, home, replace(content, records=records))
 
 
 def test_something_that_differs_is_named_and_ends_with_1(home, bare, tmp_path):
@@ -223,9 +229,9 @@ def test_something_that_differs_is_named_and_ends_with_1(home, bare, tmp_path):
 
 def test_what_was_not_run_at_home_is_listed_and_no_failure(home, bare, tmp_path):
     folder = carried(home, tmp_path / "empty")
-    content = capsule.read(home / "one.pyz")
+    content = archive.read(home / "one.pyz")
     kept = tuple(record for record in content.records if record.spec.question.case != "again")
-    capsule.write(folder / "one.pyz", home, replace(content, records=kept))
+    archive.write(folder / "one.pyz", home, replace(content, records=kept))
     ended = start(bare, folder, "--only", "tests/good")
     assert ended.returncode == 0
     assert re.search(r"^again +finished +no record +not compared +it was not run where", ended.stdout, re.MULTILINE)
@@ -335,7 +341,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_host_called_torch_damages_no_message(message):
-    hidden = program._Hidden(names=["annamaria"], ordinary=["torch"])
+    hidden = anonymize.NameHider(names=["annamaria"], ordinary=["torch"])
     assert hidden.clean(message) == message
 
 
@@ -351,33 +357,33 @@ def test_a_host_called_torch_damages_no_message(message):
     ],
 )
 def test_a_word_is_hidden_where_it_can_only_be_a_name(text, shown):
-    hidden = program._Hidden(names=["annamaria"], ordinary=["torch"])
+    hidden = anonymize.NameHider(names=["annamaria"], ordinary=["torch"])
     # Below a first paragraph, which is compared and stays.
     assert hidden.clean(f"first\n\n{text}") == f"first\n\n{shown}"
 
 
 def test_what_is_compared_stays_the_same_text(home, monkeypatch):
     """Every message, value and switch of the evidence, for every word that a host may be called."""
-    content = capsule.read(home / "one.pyz")
+    content = archive.read(home / "one.pyz")
     content = replace(content, machine={**content.machine, "host": "another"})
     words = {word for one in content.records for word in re.findall(r"[A-Za-z]{2,}", one.text())}
-    monkeypatch.setattr(program, "_names", lambda: sorted(words))
-    hidden = program._Hidden.here(content, content.records, content.blobs.get)
+    monkeypatch.setattr(anonymize, "_names", lambda: sorted(words))
+    hidden = anonymize.NameHider.here(content, content.records, content.blobs.get)
     added: dict[str, bytes] = {}
     for record in content.records:
-        clean = program._without_names(record, content.blobs.get, added, hidden)
+        clean = anonymize.anonymize_record(record, content.blobs.get, added, hidden)
         assert clean.outcome.fingerprint() == record.outcome.fingerprint()
         assert clean.evidence() == record.evidence()
 
 
 def test_what_could_not_be_hidden_is_said(home, tmp_path, monkeypatch, capsys):
     # A capsule holds less than its records rest on.
-    monkeypatch.setattr(program.pack, "members", lambda *_: {})
-    monkeypatch.setattr(program, "_swept", lambda *_: {})
-    content = capsule.read(home / "one.pyz")
-    hidden = program._Hidden(names=["annamaria"], ordinary=["float32"])
+    monkeypatch.setattr(main.writer, "members", lambda *_: {})
+    monkeypatch.setattr(main, "_swept", lambda *_: {})
+    content = archive.read(home / "one.pyz")
+    hidden = anonymize.NameHider(names=["annamaria"], ordinary=["float32"])
     # Every record has this word, in what it was asked.
-    made = program._evidence(content.records, content.blobs.get, tmp_path, hidden)
+    made = main._evidence(content.records, content.blobs.get, tmp_path, hidden)
     said = capsys.readouterr().err
     assert "--anonymous has left 'float32', which names this host or user" in said
     assert made.name in said
@@ -409,12 +415,12 @@ def test_evidence_that_cannot_be_written_takes_nothing_else_with_it(home, elsewh
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(program, "_evidence", full)
-    asked = program._parser().parse_args([])
+    monkeypatch.setattr(main, "_evidence", full)
+    asked = main._parser().parse_args([])
     asked.json = False
-    content = capsule.read(home / "one.pyz")
+    content = archive.read(home / "one.pyz")
     machine = content.machine
-    status = program._concluded(content, content.records, home / "nothing ran here", machine, asked)
+    status = main._concluded(content, content.records, home / "nothing ran here", machine, asked)
     said = capsys.readouterr()
     assert status == 2
     assert "6 cases: 6 identical" in said.out

@@ -11,9 +11,10 @@ import pytest
 import roots
 from roots import HEAD, PROJECT
 
-from experiments import catalogue, launch
-from experiments.catalogue import CatalogueError
-from experiments.record import digest
+from experiments.core.canonical_json import digest
+from experiments.planning import catalogue
+from experiments.planning.catalogue import CatalogueError
+from experiments.runner import supervisor
 
 GOOD = (
     HEAD
@@ -154,7 +155,7 @@ def test_a_misspelt_name_is_refused_with_the_near_one(listed, name):
 
 
 def test_a_pattern_near_nothing_names_the_listing(listed):
-    with pytest.raises(CatalogueError, match=r"`python -m experiments.catalogue` lists all"):
+    with pytest.raises(CatalogueError, match=r"`python -m experiments.planning.catalogue` lists all"):
         listed.select(["zzzzzzzzz"])
 
 
@@ -180,13 +181,13 @@ def test_a_file_that_hangs_is_listed_as_broken(tmp_path):
 def test_the_cache_follows_a_changed_file(tmp_path, monkeypatch):
     made = roots.root(tmp_path / "root", {"a/good": GOOD})
     asked = []
-    describe = launch.describe
+    describe = supervisor.describe
 
     def counted(*arguments):
         asked.append(arguments)
         return describe(*arguments)
 
-    monkeypatch.setattr(launch, "describe", counted)
+    monkeypatch.setattr(supervisor, "describe", counted)
     first = catalogue.cached(made, tmp_path / "cache")
     assert catalogue.cached(made, tmp_path / "cache") == first
     assert len(asked) == 1
@@ -209,7 +210,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path):
 
 def command(root, *arguments, **variables):
     return subprocess.run(
-        [sys.executable, "-m", "experiments.catalogue", *arguments],
+        [sys.executable, "-m", "experiments.planning.catalogue", *arguments],
         cwd=root,
         env={**os.environ, **variables},
         capture_output=True,

@@ -10,8 +10,7 @@ import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.causes import (
-    BOUNDS,
+from experiments.analysis.causes import (
     CANNOT,
     CONTROL,
     CONTROL_DIFFERS,
@@ -29,11 +28,11 @@ from experiments.causes import (
     differing_cases,
     environment,
     flips,
-    hindrance,
     is_counter_replay,
     plans_counter_replay,
 )
-from experiments.classes import (
+from experiments.analysis.flips import BOUNDS, hindrance
+from experiments.analysis.settings import (
     CAPABILITY,
     GPU,
     HOST,
@@ -48,7 +47,7 @@ from experiments.classes import (
     VARIABLE,
     ComputerSetting,
 )
-from experiments.record import VARIABLES
+from experiments.core.environment import VARIABLES
 
 few = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 BENCH = samples.Bench()

@@ -10,13 +10,16 @@ import pytest
 import samples
 from commands import forked
 
-from experiments.record import Observed, Operator, Replay, Source, digest, replays
-from experiments.scenario import agrees, expectation_to_json
-from experiments.verdict import CANNOT_DECIDE, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART
-from reports.checkpoint_note import BROKEN, CLAIMS, FLASH, MATH, NOTE, REPAIRS, SILENT
-from reports.claims import ADVICE, decide
-from reports.findings import gather
-from reports.notes import CHECKPOINT_NOTE, COMPILE_NOTE
+from experiments.core.canonical_json import digest
+from experiments.core.expectations import expectation_to_json
+from experiments.core.observation import Observed, Operator, Source
+from experiments.core.replay import Replay, replays
+from experiments.core.verdict import CANNOT_DECIDE, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART
+from experiments.scenario import agrees
+from reports.claims.checkpoint_note import BROKEN, CLAIMS, FLASH, MATH, NOTE, REPAIRS, SILENT
+from reports.claims.findings import gather
+from reports.claims.notes import CHECKPOINT_NOTE, COMPILE_NOTE
+from reports.claims.registry import ADVICE, decide
 from store.archive import Archive
 
 ROOT = Path(__file__).parents[1]

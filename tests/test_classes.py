@@ -9,7 +9,8 @@ import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.classes import (
+from experiments.analysis.agreement_classes import classes, splits
+from experiments.analysis.settings import (
     _DERIVED,
     CAPABILITY,
     INTERPRETER,
@@ -20,16 +21,14 @@ from experiments.classes import (
     THREADS,
     VARIABLE,
     ComputerSetting,
-    classes,
     computer_settings,
     differing,
     factors,
     flat,
     label,
-    splits,
     value,
 )
-from experiments.record import VARIABLES
+from experiments.core.environment import VARIABLES
 from experiments.worker import machine as worker
 
 few = settings(max_examples=80, deadline=None, derandomize=True, database=None)

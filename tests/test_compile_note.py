@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from mutations import Change, ended_otherwise, less_memory, more_memory, other_tensors, removed, seen
 
-from experiments import catalogue
-from experiments.record import Record, Replay
-from experiments.verdict import CANNOT_DECIDE, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART
-from reports.claims import ADVICE, CLAIMS
-from reports.compile_note import (
+from experiments.core.record import Record
+from experiments.core.replay import Replay
+from experiments.core.verdict import CANNOT_DECIDE, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART
+from experiments.planning import catalogue
+from reports.claims.compile_note import (
     ANOTHER_MASK,
     BACKWARD,
     DRAFTER,
@@ -31,7 +31,8 @@ from reports.compile_note import (
     WAYS,
     WITHOUT_LIMITS,
 )
-from reports.findings import Cases
+from reports.claims.findings import Cases
+from reports.claims.registry import ADVICE, CLAIMS
 
 EVERY = {one.id: one for one in (*CLAIMS, *ADVICE)}
 OWN = [name for name in EVERY if name.startswith("B")]

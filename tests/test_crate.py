@@ -15,10 +15,10 @@ import pytest
 import samples
 import yaml
 
-from experiments.record import digest
+from experiments.core.canonical_json import digest
 from store.__main__ import main
 from store.archive import Archive, ArchiveError
-from store.crate import export_crate
+from store.ro_crate import export_crate
 
 ROOT = Path(__file__).parents[1]
 METADATA = "ro-crate-metadata.json"

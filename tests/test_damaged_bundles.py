@@ -23,11 +23,13 @@ from typing import Any
 import pytest
 import samples
 
-from experiments import bounds, pack
-from experiments.record import SCHEMA, canonical, digest
-from experiments.sweep import plan_text, sweep_id
+from experiments.bundle import layout, writer
+from experiments.core import bounds
+from experiments.core.canonical_json import canonical, digest
+from experiments.core.schema_history import SCHEMA
+from experiments.core.sweep import plan_text, sweep_id
 from store.archive import Archive, ArchiveError
-from store.bundle import add_bundle, check_bundle, read
+from store.bundles import add_bundle, check_bundle, read
 
 ROOT = Path(__file__).resolve().parents[1]
 EACH = 260 if os.environ.get("TWOFOLD_ALL") else 80
@@ -35,7 +37,7 @@ EACH = 260 if os.environ.get("TWOFOLD_ALL") else 80
 
 SENTENCES = {
     name: re.compile("(?s)" + re.sub(r"\\\{\w+\\\}", ".+", re.escape(sentence)))
-    for name, sentence in pack.REFUSALS.items()
+    for name, sentence in layout.REFUSALS.items()
 }
 
 
@@ -91,7 +93,7 @@ def taker(tmp_path_factory):
 def small(tmp_path_factory):
     """The bytes of a real bundle of one record, signed."""
     path = tmp_path_factory.mktemp("small") / "small.zip"
-    pack.write(path, contents(), sign=lambda manifest: manifest[:9])
+    writer.write(path, contents(), sign=lambda manifest: manifest[:9])
     return path.read_bytes()
 
 
@@ -99,7 +101,7 @@ def contents(seed: int = 1) -> dict[str, bytes]:
     """The members of a bundle of one record and its sweep."""
     record = samples.record(seed=seed)
     links = {record.spec.digest(): digest(record.text())}
-    return {**pack.members([record.text()], samples.contents(seed).get), **swept(links)}
+    return {**writer.members([record.text()], samples.contents(seed).get), **swept(links)}
 
 
 def swept(
@@ -118,7 +120,7 @@ BEGAN = "2026-01-02T03:04:05.000006Z"
 
 
 def without_sweeps(members: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: one for name, one in members.items() if not name.startswith(pack.OF_SWEEPS)}
+    return {name: one for name, one in members.items() if not name.startswith(layout.OF_SWEEPS)}
 
 
 # Zip files, also such that no packer writes.
@@ -196,12 +198,12 @@ def resealed(content: bytes, *, sealed=True) -> bytes:
     return content[:-64] + hashlib.sha256(content[:-64]).hexdigest().encode() if sealed else content
 
 
-def listing(members: dict[str, bytes], schema: int = pack.SCHEMA) -> dict[str, Any]:
+def listing(members: dict[str, bytes], schema: int = layout.SCHEMA) -> dict[str, Any]:
     listed = {name: {"bytes": len(content), "digest": digest(content)} for name, content in members.items()}
     return {"members": listed, "schema": schema}
 
 
-def parts(members: dict[str, bytes], manifest: bytes | str | None = None, schema: int = pack.SCHEMA) -> list[Part]:
+def parts(members: dict[str, bytes], manifest: bytes | str | None = None, schema: int = layout.SCHEMA) -> list[Part]:
     """As a packer would lay them out, with a manifest that fits unless another is given."""
     text = canonical(listing(members, schema)) if manifest is None else manifest
     whole = {**members, "manifest.json": text.encode() if isinstance(text, str) else text}
@@ -211,7 +213,7 @@ def parts(members: dict[str, bytes], manifest: bytes | str | None = None, schema
 def bundle(members: dict[str, bytes], manifest: bytes | str | None = None, *, first=False) -> bytes:
     """A bundle of this schema or the first one."""
     members = without_sweeps(members) if first else members
-    return zipped(parts(members, manifest, 1 if first else pack.SCHEMA), sealed=not first)
+    return zipped(parts(members, manifest, 1 if first else layout.SCHEMA), sealed=not first)
 
 
 def with_record(text: str | bytes, members: dict[str, bytes] | None = None) -> dict[str, bytes]:
@@ -434,7 +436,7 @@ def badly_written_record(random: Random) -> bytes:
 def badly_written_sweep(random: Random) -> bytes:
     """A plan or a sweep that is not canonical, or no text, under its own digest."""
     members = contents()
-    name = random.choice([one for one in members if one.startswith(pack.OF_SWEEPS)])
+    name = random.choice([one for one in members if one.startswith(layout.OF_SWEEPS)])
     content = badly_written(random, members.pop(name).decode())
     return bundle({**members, f"{name.partition('/')[0]}/{digest(content)}.json": content})
 
@@ -491,7 +493,7 @@ def too_early(random: Random) -> bytes:
     if random.random() < 0.5:
         schema = random.choice((1, 2))
         return zipped(parts(members, schema=schema), sealed=schema == 2)
-    gone = random.choice([one for one in members if one.startswith(pack.OF_SWEEPS)])
+    gone = random.choice([one for one in members if one.startswith(layout.OF_SWEEPS)])
     return bundle({name: one for name, one in members.items() if name != gone})
 
 
@@ -810,7 +812,7 @@ def resting_on(**contents: bytes) -> bytes:
     tensor = replace(seen.tensors[0], **{name: one for name, one in kept.items() if name != "machine"})
     seen = replace(seen, tensors=(tensor,), machine=kept.get("machine", seen.machine))
     blobs = {**samples.contents(1), **{digest(content): content for content in contents.values()}}
-    return bundle(pack.members([replace(record, observation=seen).text()], blobs.get))
+    return bundle(writer.members([replace(record, observation=seen).text()], blobs.get))
 
 
 def repeated(count: int) -> bytes:
@@ -818,7 +820,7 @@ def repeated(count: int) -> bytes:
     text = samples.record(seed=1).text()
     whole = json.loads(text)
     texts = [canonical({**whole, "ending": {**whole["ending"], "duration": float(one)}}) for one in range(count)]
-    return bundle(pack.members(texts, samples.contents(1).get))
+    return bundle(writer.members(texts, samples.contents(1).get))
 
 
 EXAMPLES = {
@@ -831,7 +833,7 @@ EXAMPLES = {
     "list": lambda: zipped(parts(contents()), end={"count": 4, "here": 4}),
     "gap": lambda: zipped(parts(contents()), gap=b"hidden"),
     "total": lambda: zipped([replace(one, both={"size": 1 << 30}) for one in parts(contents())]),
-    "records": lambda: changed(5, both={"size": pack.LARGEST_RECORDS + 1}),
+    "records": lambda: changed(5, both={"size": layout.LARGEST_RECORDS + 1}),
     "empty": lambda: bundle({}),
     "leaves": lambda: named("../up"),
     "link": lambda: changed(0, mode=stat.S_IFLNK),
@@ -842,7 +844,7 @@ EXAMPLES = {
     "method": lambda: changed(0, both={"method": 12}),
     "headers": lambda: changed(0, local_name=b"blobs/" + b"0" * 64),
     "additions": lambda: changed(0, extra=b"more"),
-    "says": lambda: changed(1, both={"size": pack.LARGEST_TEXT + 1}),
+    "says": lambda: changed(1, both={"size": layout.LARGEST_TEXT + 1}),
     "unpacked": lambda: changed(1, packed=b"?"),
     "crc": lambda: changed(1, both={"crc": 1}),
     "no manifest": lambda: zipped([one for one in parts(contents()) if one.name != "manifest.json"]),
@@ -870,14 +872,14 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(pack.REFUSALS.keys() - {"long"}))
+@pytest.mark.parametrize("name", sorted(layout.REFUSALS.keys() - {"long"}))
 def test_every_sentence_of_the_table_is_said(taker, name):
     assert name in taker.judge(EXAMPLES[name]())
 
 
 def test_a_file_that_is_too_long_is_refused_without_being_read(taker):
     with taker.path.open("wb") as file:
-        file.truncate(pack.LARGEST_FILE + 1)
+        file.truncate(layout.LARGEST_FILE + 1)
     assert [reasons(problem.what) for problem in check_bundle(taker.path)] == [["long"]]
     taker.path.unlink()
 
@@ -885,7 +887,7 @@ def test_a_file_that_is_too_long_is_refused_without_being_read(taker):
 # What is small as a file and large unpacked.
 
 
-def filled(unit: str, size: int = pack.LARGEST_TEXT) -> str:
+def filled(unit: str, size: int = layout.LARGEST_TEXT) -> str:
     """A list of that many characters."""
     return f"[{','.join([unit] * ((size - 1) // (len(unit) + 1)))}]"
 
@@ -895,18 +897,18 @@ def long_list() -> str:
     record = samples.record(seed=1)
     seen = record.observation
     assert seen is not None
-    observed = replace(seen.observed[0], value=[[]] * (pack.LARGEST_TEXT // 12), kind="measurement")
+    observed = replace(seen.observed[0], value=[[]] * (layout.LARGEST_TEXT // 12), kind="measurement")
     return replace(record, observation=replace(seen, observed=(observed,))).text()
 
 
 BOMBS = {
     "objects": ("record", lambda: bundle(with_record(filled("{}")))),
-    "brackets": ("record", lambda: bundle(with_record("[" * pack.LARGEST_TEXT))),
-    "digits": ("record", lambda: bundle(with_record("9" * pack.LARGEST_TEXT))),
+    "brackets": ("record", lambda: bundle(with_record("[" * layout.LARGEST_TEXT))),
+    "digits": ("record", lambda: bundle(with_record("9" * layout.LARGEST_TEXT))),
     "manifest": ("schema", lambda: bundle(contents(), filled("{}"))),
-    "longer than is read": ("says", lambda: bundle(with_record(filled("{}", pack.LARGEST_TEXT + 9)))),
-    "zeros": ("content", lambda: changed(0, content=bytes(pack.LARGEST_MEMBER), method=8)),
-    "zeros in a text": ("says", lambda: changed(1, content=bytes(pack.LARGEST_MEMBER))),
+    "longer than is read": ("says", lambda: bundle(with_record(filled("{}", layout.LARGEST_TEXT + 9)))),
+    "zeros": ("content", lambda: changed(0, content=bytes(layout.LARGEST_MEMBER), method=8)),
+    "zeros in a text": ("says", lambda: changed(1, content=bytes(layout.LARGEST_MEMBER))),
     "zeros that are denied": ("unpacked", lambda: changed(1, content=bytes(1 << 28), both={"size": 1 << 20})),
     "objects in a plan": ("plan", lambda: with_sweep(LINKS, filled("{}"))),
     "specs in a plan": ("plan", lambda: with_sweep(LINKS, filled(canonical(samples.spec().to_json())))),
@@ -919,7 +921,7 @@ BOMBS = {
 LOOK = """
 import json, sys, time
 from pathlib import Path
-from store.bundle import check_bundle
+from store.bundles import check_bundle
 
 def kilobytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -942,7 +944,7 @@ def test_what_is_large_unpacked_takes_bounded_memory_and_time(tmp_path, name):
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     said, seconds, kilobytes = json.loads(ended.stdout)
     assert expected in [one for sentence in said for one in reasons(sentence)]
-    assert kilobytes * 1024 < 64 * pack.LARGEST_TEXT
+    assert kilobytes * 1024 < 64 * layout.LARGEST_TEXT
     # Ten times what it takes, since a machine may be slow.
     assert seconds < 100
 

@@ -10,13 +10,13 @@ import pytest
 import samples
 from test_across import Lab, facts, kept
 
-from experiments.record import digest
-from reports import files
-from store import bundle, sweeps
+from experiments.core.canonical_json import digest
+from reports import build
+from store import bundles, sweeps
 from store.__main__ import main as store
 from store.archive import Archive, ArchiveError
-from store.bundle import add_whole, export
-from store.signature import make_key, private_key, sign
+from store.bundles import add_whole, export
+from store.signing import make_key, private_key, sign
 
 PLAN = [samples.spec(case) for case in "abcde"]
 ALICE, MALLORY = "a1" * 32, "ee" * 32
@@ -109,7 +109,7 @@ def test_the_order_is_that_in_which_they_came_however_the_clock_went(archive, tm
     first, _ = file_of(tmp_path / "one", 2, "first.zip")
     second, _ = file_of(tmp_path / "two", 5, "second.zip")
     add_whole(archive, first)
-    monkeypatch.setattr(bundle, "now", lambda: "2020-01-01T00:00:00.000000Z")
+    monkeypatch.setattr(bundles, "now", lambda: "2020-01-01T00:00:00.000000Z")
     add_whole(archive, second)
     came = archive.origins([one.digest for one in archive.cells()])
     assert sorted(one.file for one in came.values()) == ["first.zip"] * 2 + ["second.zip"] * 3
@@ -218,7 +218,7 @@ def test_two_files_of_one_name_are_told_apart_in_a_report(tmp_path):
         with theirs:
             export(theirs, [], paths[-1], sweeps=[other])
     with own:
-        made = files.report(own, sweep, "stem", None, paths)
+        made = build.report(own, sweep, "stem", None, paths)
     names = {one.origin for one in made.across.others}
     assert len(names) == 2
     assert all(name.startswith("x.zip ") for name in names)

@@ -18,12 +18,13 @@ from test_archive import MACHINE, add, execute, writer
 from test_strangers import sent
 from test_sweep import GOOD, PROCESSES, archived, project, rows, start, wait_for
 
-from experiments import pack
-from experiments.engine import lock
-from experiments.record import digest
+from experiments.bundle import layout
+from experiments.bundle import writer as bundle_writer
+from experiments.core.canonical_json import digest
+from experiments.runner import lock
 from store.archive import Archive, ArchiveError
 from store.blobs import Blobs
-from store.bundle import add_bundle
+from store.bundles import add_bundle
 from store.ledger import Ledger, skipped
 
 RECORDS = 14
@@ -176,8 +177,10 @@ def test_a_bundle_with_a_duration_that_is_none_leaves_no_record_in(tmp_path):
     worst = replace(records[0], ending=replace(records[0].ending, duration=float("nan")))
     names = sorted([*records[1:], worst], key=lambda one: digest(one.text()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "refuse_excess", lambda _: None)  # we would not write it, and a stranger does
-        pack.write(tmp_path / "theirs.zip", pack.members([one.text() for one in names], lab.bench.blobs.get))
+        patch.setattr(layout, "refuse_excess", lambda _: None)  # we would not write it, and a stranger does
+        bundle_writer.write(
+            tmp_path / "theirs.zip", bundle_writer.members([one.text() for one in names], lab.bench.blobs.get)
+        )
     with opened(tmp_path / "outputs") as archive:
         with pytest.raises(ArchiveError, match=r"refused and nothing was added.*duration"):
             add_bundle(archive, tmp_path / "theirs.zip")

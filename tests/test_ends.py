@@ -18,20 +18,19 @@ import roots
 from test_faults import beside
 from test_sweep import GOOD, PROCESSES, SLOW, archived, project, run, start, wait_for, whole
 
-from experiments import launch
-from experiments.engine import local
-from experiments.engine.forks import Forks
-from store import publish
+from experiments.runner import errors, local
+from experiments.runner.fork_client import Forks
+from reports.mlflow import sync
 
 # A closed pipe.
 
 COMMANDS = {
     "a sweep": ("experiments", "dry_run=true", "isolation=fresh"),
     "its help": ("experiments", "--help"),
-    "the catalogue": ("experiments.catalogue",),
+    "the catalogue": ("experiments.planning.catalogue",),
     "a snippet": ("experiments.snippet", "tests/good", "again", "--unchecked"),
-    "the bench": ("experiments.bench", "--help"),
-    "the schema": ("experiments.schema",),
+    "the bench": ("experiments.app.benchmark", "--help"),
+    "the schema": ("store.json_schema",),
     "the archive": ("store", "list"),
     "reports": ("reports", "claims"),
     "pictures": ("reports.pictures", "--help"),
@@ -213,17 +212,17 @@ def test_publishing_that_is_interrupted_ends_with_130(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     tracking = mock.MagicMock()
-    monkeypatch.setattr(publish, "Tracking", lambda *_: contextlib.nullcontext(tracking))
-    monkeypatch.setattr(publish, "_publish", interrupt)
+    monkeypatch.setattr(sync, "Tracking", lambda *_: contextlib.nullcontext(tracking))
+    monkeypatch.setattr(sync, "_publish", interrupt)
     asked = argparse.Namespace(tracking="sqlite:///mlflow.db", artifacts=None, follow=None)
-    assert publish.main_publish(mock.MagicMock(), asked) == 130
-    assert capsys.readouterr().err == "Stopped; `python -m store publish` goes on where this ended.\n"
+    assert sync.synchronize(mock.MagicMock(), asked) == 130
+    assert capsys.readouterr().err == "Stopped; `python -m reports.mlflow sync` goes on where this ended.\n"
     tracking.stop.assert_called_once()
 
 
 def test_a_program_that_is_interrupted_ends_with_130(tmp_path):
     code = (
-        "import sys, time; from experiments.streams import status; print(1, file=sys.stderr, flush=True)\n"
+        "import sys, time; from experiments.core.streams import status; print(1, file=sys.stderr, flush=True)\n"
         "sys.exit(status('it', lambda: time.sleep(60), 'all is well'))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
@@ -324,5 +323,5 @@ def test_a_server_that_dies_while_it_lists_is_started_again_once(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
 def test_a_server_that_dies_again_is_said(tmp_path):
-    with pytest.raises(launch.LaunchError, match=r"has ended, and so has a second one\. isolation=fresh does without"):
+    with pytest.raises(errors.LaunchError, match=r"has ended, and so has a second one\. isolation=fresh does without"):
         listed(tmp_path, "pass")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import samples
 from test_tracking import empty_store, kept, lab  # noqa: F401  (fixtures)
 

@@ -11,14 +11,14 @@ from test_across import Lab, facts, kept
 from test_strangers import OTHER, SAME, Listed, Planned, causes, forged, sent
 
 from experiments.__main__ import _evidence
-from experiments.causes import OPEN, PROVEN
-from experiments.record import digest
-from reports import files
+from experiments.analysis.causes import OPEN, PROVEN
+from experiments.core.canonical_json import digest
+from reports import build
 from reports.__main__ import main as report
 from store.__main__ import main as store
 from store.archive import Archive, ArchiveError
-from store.bundle import add_bundle, add_whole, export
-from store.signature import make_key, private_key, sign
+from store.bundles import add_bundle, add_whole, export
+from store.signing import make_key, private_key, sign
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def ours(lab, tmp_path):
 
 
 def others(archive, sweep, tmp_path):
-    made = files.report(archive, sweep, "stem", tmp_path / "nothing")
+    made = build.report(archive, sweep, "stem", tmp_path / "nothing")
     return [one.name for one in made.across.others], made.text
 
 
@@ -131,9 +131,9 @@ def test_an_excluded_sweep_is_not_the_latest_and_in_no_capsule(lab, ours):
     second = archive.begin_sweep([record.spec], "a" * 64).id
     archive.add_text(record.text(), lab.bench.blobs.get, second)
     asked = Planned([record.spec])
-    assert (files.latest(archive), _evidence(archive, asked, Listed("a" * 64))) == (second, [record])
+    assert (build.latest(archive), _evidence(archive, asked, Listed("a" * 64))) == (second, [record])
     archive.exclude(second, "why", "somebody")
-    assert files.latest(archive) == first
+    assert build.latest(archive) == first
     assert _evidence(archive, asked, Listed("a" * 64)) == [lab.replay("a").plain]
     with pytest.raises(ArchiveError, match="is excluded"):
         archive.bundled(second)
@@ -145,7 +145,7 @@ def test_a_published_bundle_is_excluded_by_its_manifest_and_its_records(lab, our
     path = sent(lab, tmp_path / "published" / "lab.zip", lab.replay("b", OTHER, on=facts("two")).plain)
 
     def named():
-        return [one.origin for one in files.report(archive, sweep, "stem", tmp_path / "published").across.others]
+        return [one.origin for one in build.report(archive, sweep, "stem", tmp_path / "published").across.others]
 
     assert named() == ["lab.zip"]
     add_bundle(archive, path)

@@ -20,10 +20,13 @@ import pytest
 import roots
 from test_sweep import GOOD, project, rows, run, store
 
-from experiments import launch
-from experiments.agreement import Fetch
-from experiments.record import Observation, Record, canonical, parse, replays
-from experiments.verdict import AS_EXPECTED, contexts, judge
+from experiments.core.canonical_json import canonical, parse
+from experiments.core.observation import Observation
+from experiments.core.record import Record
+from experiments.core.replay import replays
+from experiments.core.tensor_values import Fetch
+from experiments.core.verdict import AS_EXPECTED, contexts, judge
+from experiments.runner import supervisor
 from store.archive import Archive
 
 FAULTS = Path(__file__).resolve().parent / "faults"
@@ -301,7 +304,7 @@ def test_a_fault_anywhere_in_an_observation_leaves_a_record_that_the_archive_tak
     with Archive.open(f"sqlite:///{tmp_path / 'archive.db'}", tmp_path / "blobs") as archive:
         for number, changed in enumerate(mutations(whole)):
             folder = tmp_path / "odd"
-            running = launch.start(spec, folder, lambda *_: _Ended())
+            running = supervisor.start(spec, folder, lambda *_: _Ended())
             shutil.copytree(contents, folder / "blobs", dirs_exist_ok=True)
             (folder / "observation.json").write_text(canonical(changed), encoding="utf-8")
             record = running.poll()

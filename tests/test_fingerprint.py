@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from experiments.fingerprint import LONGEST, name_folders, normalize, normalize_value
+from experiments.core.fingerprint import LONGEST, name_folders, normalize, normalize_value
 
 TRACEBACK = """Caught TypeError in DataLoader worker process 0.
 Original Traceback (most recent call last):

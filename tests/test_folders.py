@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from experiments import folders
+from experiments.core import folders
 
 
 def nested(folder, depth: int) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from test_sweep import project
 
-from experiments.agreement import rank
-from experiments.record import Replay, replays
-from experiments.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, contexts, is_ruler, judge
+from experiments.core.agreement import rank
+from experiments.core.replay import Replay, replays
+from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, contexts, is_ruler, judge
 from store.archive import Archive
 
 FOOLED = Path(__file__).parent / "fooled"

@@ -13,11 +13,12 @@ import roots
 from roots import HEAD, PROJECT, Lab
 from test_sweep import GOOD, project, rows, run
 
-from experiments import catalogue, config, launch
-from experiments.engine import forks as engine_forks
-from experiments.engine import local
-from experiments.engine.forks import Forks
-from experiments.record import Record, Spec
+from experiments.core.record import Record
+from experiments.core.spec import Spec
+from experiments.planning import catalogue, config, plan
+from experiments.runner import fork_client as engine_forks
+from experiments.runner import local, supervisor
+from experiments.runner.fork_client import Forks
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
 
@@ -99,7 +100,7 @@ def listed():
 
 def planned(listed: catalogue.Catalogue, pass_: str) -> list[Spec]:
     """Every process of the catalogue, in this pass, that may be forked and can run here, once."""
-    made = config.plan(
+    made = plan.plan(
         config.Config(
             devices=[config.Device.cpu],
             replays=1,
@@ -354,8 +355,8 @@ def test_a_second_loss_is_the_record_of_the_case_that_runs_alone(lab, forks, tmp
 
 def test_a_server_that_is_stopped_is_given_up(lab, forks, tmp_path, monkeypatch):
     """A stopped server does not say that its child has ended; the sweep does not wait for it."""
-    monkeypatch.setattr(launch, "PATIENCE", 0.2)
-    monkeypatch.setattr(launch, "LONGEST_END", 0.5, raising=False)
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.2)
+    monkeypatch.setattr(supervisor, "LONGEST_END", 0.5, raising=False)
     spec = lab.spec("a/cases", "stops_its_server", isolation="forked", timeout=1.0)
     (record,) = engine(lab.root, [spec], tmp_path / "ran", forks, give_up_after(forks, 40))
     assert (record.outcome.kind, record.outcome.detail) == ("died", "the fork server does not answer")

@@ -21,13 +21,16 @@ import hostile
 import pytest
 from test_report import assert_safe
 
-from experiments import bounds, pack, proving
-from experiments.config import ArchiveConfig, Config, Device
-from experiments.record import digest, replays
-from experiments.verdict import contexts, judge
-from reports import across, files
+from experiments.app import counter_replay
+from experiments.bundle import writer
+from experiments.core import bounds
+from experiments.core.canonical_json import digest
+from experiments.core.replay import replays
+from experiments.core.verdict import contexts, judge
+from experiments.planning.config import ArchiveConfig, Config, Device
+from reports import build, setting_comparison
 from reports.__main__ import main as report
-from store import publisher
+from reports.mlflow import run_content
 from store.__main__ import main as store
 from store.archive import Archive
 
@@ -80,7 +83,7 @@ def genuine(tmp_path_factory):
 
 
 def at(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(files, "PUBLISHED", place.folder / "published")
+    monkeypatch.setattr(build, "PUBLISHED", place.folder / "published")
     monkeypatch.chdir(place.folder)
     place.restore()
     return place
@@ -175,26 +178,26 @@ def published(place: Place) -> None:
             made = replays(archive.records(sweep=sweep.id))
             rows = []
             for replay, context in zip(made, contexts(made, archive.fetch), strict=True):
-                texts = publisher.texts(replay)
-                rows.append(publisher.row(replay, judge(replay, context), texts))
-                page = publisher.page(replay, context, rows[-1], texts, sweep=sweep, document=archive.document)
+                texts = run_content.texts(replay)
+                rows.append(run_content.row(replay, judge(replay, context), texts))
+                page = run_content.page(replay, context, rows[-1], texts, sweep=sweep, document=archive.document)
                 assert page.digest()
-            assert publisher.summary(sweep, "checkpoint", rows).digest()
+            assert run_content.summary(sweep, "checkpoint", rows).digest()
 
 
 def proven(place: Place) -> None:
     cfg = Config(prove="all", dry_run=True, devices=[Device.cpu])
     cfg.archive = ArchiveConfig(url=place.archive, blobs=str(place.blobs))
     with watched("prove"):
-        assert proving.prove(cfg, lambda *_: 0) == 0
+        assert counter_replay.prove(cfg, lambda *_: 0) == 0
 
 
 def run_all(place: Place, seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """How many bundles were taken in, and how many refused."""
-    taken, chart = 0, files.chart
+    taken, chart = 0, build.chart
     for seed in seeds:
         # To draw takes longer than all the rest, and what is drawn are counts.
-        monkeypatch.setattr(files, "chart", chart if seed % 20 == 0 else lambda *_: b"")
+        monkeypatch.setattr(build, "chart", chart if seed % 20 == 0 else lambda *_: b"")
         place.restore()
         path = place.folder / f"{seed}.zip"
         hostile.write(place.home, seed, path)
@@ -246,7 +249,7 @@ def sent(place: Place, *changes: Any, every: bool = False, number: int = 1) -> P
             change(data, contents)
             made.append(hostile.sealed(data))
     path = place.folder / "sent.zip"
-    pack.write(path, hostile.members(made, contents, number))
+    writer.write(path, hostile.members(made, contents, number))
     return path
 
 
@@ -329,23 +332,23 @@ def test_what_one_setting_wrote_takes_no_other_from_the_report(place, monkeypatc
         before.setattr(bounds, "refuse_excess_facts", lambda _: None)
         assert store(["add", "--no-sweep", str(path), *place.where]) == 0
     with Archive.open(place.archive, place.blobs) as archive:
-        made = files.report(archive, place.sweep, "stem", files.PUBLISHED)
+        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
     assert len(made.across.others) == 1
     assert [one.reason[:31] for one in made.across.failed] == ["cannot be compared: RecordError"]
 
 
 def test_claims_that_another_setting_stops_are_decided_without_it_and_this_is_said(place, monkeypatch):
     assert store(["add", str(sent(place, on({"more": "x"}), every=True)), *place.where]) == 0
-    gather = files.gather
+    gather = build.gather
 
     def fails(made, fetch, machines, elsewhere=()):
         if elsewhere:
             raise ValueError("what somebody wrote")
         return gather(made, fetch, machines)
 
-    monkeypatch.setattr(files, "gather", fails)
+    monkeypatch.setattr(build, "gather", fails)
     with Archive.open(place.archive, place.blobs) as archive:
-        made = files.report(archive, place.sweep, "stem", files.PUBLISHED)
+        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
     (told,) = [one for one in made.across.failed if one.name.startswith("claims")]
     assert told.reason == "cannot be compared: ValueError: what somebody wrote"
     assert "what somebody wrote" in made.text
@@ -354,7 +357,7 @@ def test_claims_that_another_setting_stops_are_decided_without_it_and_this_is_sa
 def test_a_case_whose_comparison_raises_is_a_row_of_its_own(place, monkeypatch):
     path = sent(place, on({"more": "x"}), every=True)
     assert store(["add", str(path), *place.where]) == 0
-    genuine, asked = across.rank, []
+    genuine, asked = setting_comparison.rank, []
 
     def raising(*given: Any) -> Any:
         asked.append(given)
@@ -362,9 +365,9 @@ def test_a_case_whose_comparison_raises_is_a_row_of_its_own(place, monkeypatch):
             raise OverflowError("too large")
         return genuine(*given)
 
-    monkeypatch.setattr(across, "rank", raising)
+    monkeypatch.setattr(setting_comparison, "rank", raising)
     with Archive.open(place.archive, place.blobs) as archive:
-        made = files.report(archive, place.sweep, "stem", files.PUBLISHED)
+        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
     rules = [pair.agreement.rule for pair in made.across.pairs]
     assert [rule for rule in rules if rule.startswith("cannot")] == ["cannot be compared: OverflowError: too large"]
     assert len(rules) > 1
@@ -372,12 +375,13 @@ def test_a_case_whose_comparison_raises_is_a_row_of_its_own(place, monkeypatch):
 
 
 def test_more_settings_than_are_compared_are_said(place):
-    machines = [on({"system": {"name": f"system {number}"}}) for number in range(across.MOST_SETTINGS + 2)]
+    machines = [on({"system": {"name": f"system {number}"}}) for number in range(setting_comparison.MOST_SETTINGS + 2)]
     assert store(["add", str(sent(place, *machines)), *place.where]) == 0
     with Archive.open(place.archive, place.blobs) as archive:
-        made = files.report(archive, place.sweep, "stem", files.PUBLISHED)
-    assert len(made.across.others) == across.MOST_SETTINGS
-    assert f"it has {across.MOST_SETTINGS + 2} settings; the first {across.MOST_SETTINGS} are compared" in made.text
+        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
+    assert len(made.across.others) == setting_comparison.MOST_SETTINGS
+    most = setting_comparison.MOST_SETTINGS
+    assert f"it has {most + 2} settings; the first {most} are compared" in made.text
 
 
 def test_more_tensors_than_are_looked_at_are_said(place, monkeypatch):
@@ -391,18 +395,18 @@ def test_more_tensors_than_are_looked_at_are_said(place, monkeypatch):
 
     path = sent(place, other, every=True)
     assert store(["add", str(path), *place.where]) == 0
-    monkeypatch.setattr(across, "LARGEST_FETCHED", 1)
+    monkeypatch.setattr(setting_comparison, "LARGEST_FETCHED", 1)
     with Archive.open(place.archive, place.blobs) as archive:
-        made = files.report(archive, place.sweep, "stem", files.PUBLISHED)
+        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
     assert "too much of the tensors of " in made.text
 
 
 def test_more_records_than_are_looked_at_are_said(place, monkeypatch):
     path = sent(place, on({"more": "x"}))
     assert store(["add", str(path), *place.where]) == 0
-    monkeypatch.setattr(files, "LARGEST_COMPARED", 100)
+    monkeypatch.setattr(build, "LARGEST_COMPARED", 100)
     with Archive.open(place.archive, place.blobs) as archive:
-        made = files.report(archive, place.sweep, "stem", files.PUBLISHED)
+        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
     assert "its records of these questions have " in made.text
     assert " characters; 100 more are looked at" in made.text
 
@@ -413,7 +417,7 @@ def test_a_bundle_of_which_nothing_can_be_made_is_a_sentence(place, capsys, monk
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("by what it holds")
 
-    monkeypatch.setattr(files, "compare", broken)
+    monkeypatch.setattr(build, "compare", broken)
     assert report([str(path)]) == 2
     assert "nothing can be made of sent.zip: ZeroDivisionError: by what it holds" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):  # what fails on our own sweep is ours to mend

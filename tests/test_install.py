@@ -52,8 +52,8 @@ def root(tmp_path):
 
 
 def checkout(root):
-    (root / "experiments").mkdir(parents=True)
-    for name in ("Makefile", ".gitignore", "experiments/install.py"):
+    (root / "experiments" / "app").mkdir(parents=True)
+    for name in ("Makefile", ".gitignore", "experiments/app/install.py"):
         shutil.copy(ROOT / name, root / name)
     (root / "pyproject.toml").write_text(PROJECT)
     (root / "constraints.txt").write_text("torch==1.0\nother==2\n")
@@ -132,7 +132,7 @@ def test_who_ends_it_has_the_old_one(root, how):
     before = (root / ".venv").readlink()
     (root / "installing").unlink()
     environment = {**os.environ, "PYTHONPATH": str(root / "modules"), "SLEEPS": "60"}
-    command = [sys.executable, "-P", "experiments/install.py"]
+    command = [sys.executable, "-P", "experiments/app/install.py"]
     process = subprocess.Popen(command, cwd=root, env=environment, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not (root / "installing").exists():

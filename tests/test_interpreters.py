@@ -12,7 +12,8 @@ import roots
 import torch
 from test_sweep import GOOD, project, rows, run
 
-from experiments.record import Record, parse
+from experiments.core.canonical_json import parse
+from experiments.core.record import Record
 
 TELLING = GOOD.replace(
     "def loss(scores, temperature):\n",

@@ -12,8 +12,9 @@ import samples
 from test_across import Lab, facts
 from test_report import HOSTILE
 
-from experiments.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
-from reports import files, junit
+from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
+from reports import build
+from reports.ci import junit
 
 LACKING = replace(samples.outcome("not_run"), detail="needs cuda")
 
@@ -224,7 +225,7 @@ def test_a_long_text_is_cut_where_the_reader_sees_it(lab):
 
 def test_it_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "junit.xml"
-    files.replace(path, b"first")
-    files.replace(path, b"second")
+    build.replace(path, b"first")
+    build.replace(path, b"second")
     assert path.read_bytes() == b"second"
     assert [one.name for one in path.parent.iterdir()] == ["junit.xml"]

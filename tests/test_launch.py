@@ -15,10 +15,10 @@ import pytest
 import roots
 from roots import HEAD, PROJECT, Lab
 
-from experiments import launch
-from experiments.engine import local
-from experiments.engine.forks import Forks
-from experiments.record import VARIABLES, canonical, digest
+from experiments.core.canonical_json import canonical, digest
+from experiments.core.environment import VARIABLES
+from experiments.runner import errors, local, observation_check, source_copy, supervisor
+from experiments.runner.fork_client import Forks
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system has no /proc")
 
@@ -129,7 +129,7 @@ def started(lab, tmp_path):
     running = []
 
     def start(case, **changes):
-        one = launch.start(lab.spec("a/cases", case, **changes), tmp_path / "ran", launch.fresh(lab.root))
+        one = supervisor.start(lab.spec("a/cases", case, **changes), tmp_path / "ran", supervisor.fresh(lab.root))
         running.append(one)
         return one, roots.until(lambda: ready(tmp_path / "ran"))
 
@@ -230,13 +230,13 @@ def test_an_observation_counts_only_after_exit_0(lab, tmp_path, played):
 
 def test_an_interpreter_that_is_not_there_is_said_so(lab, tmp_path):
     asked = lab.spec("a/cases", "squares", interpreter=str(tmp_path / "no-python"))
-    with pytest.raises(launch.LaunchError, match="no-python"):
-        launch.run(asked, tmp_path / "ran", lab.root)
+    with pytest.raises(errors.LaunchError, match="no-python"):
+        supervisor.run(asked, tmp_path / "ran", lab.root)
 
 
 def test_a_folder_is_used_once(lab, tmp_path):
-    with pytest.raises(launch.LaunchError, match="exists"):
-        launch.run(lab.spec("a/cases", "squares"), tmp_path, lab.root)
+    with pytest.raises(errors.LaunchError, match="exists"):
+        supervisor.run(lab.spec("a/cases", "squares"), tmp_path, lab.root)
 
 
 # Limits.
@@ -309,7 +309,7 @@ def test_long_output_is_cut_in_its_middle_visibly(played):
 def test_output_up_to_the_limit_is_whole(played):
     ran = played("printf '%1000s' x; exit 3", output=1000)
     assert ran.stdout == b"x".rjust(1000)
-    assert ran.record.ending.stdout == launch.Output(digest(ran.stdout), 1000, 1000)
+    assert ran.record.ending.stdout == supervisor.Output(digest(ran.stdout), 1000, 1000)
 
 
 def test_output_that_is_not_utf_8_is_kept_as_it_is(played):
@@ -321,7 +321,7 @@ def test_output_that_is_not_utf_8_is_kept_as_it_is(played):
 
 def test_a_missing_need_leaves_a_record(lab, tmp_path):
     asked = lab.spec("a/cases", "squares", needs=("cuda",))
-    record = launch.not_run(asked, tmp_path / "ran", "cuda")
+    record = supervisor.not_run(asked, tmp_path / "ran", "cuda")
     assert (record.outcome.kind, record.outcome.phase, record.outcome.detail) == ("not_run", None, "needs cuda")
     assert (record.ending.exit_code, record.ending.signal, record.observation) == (None, None, None)
     assert all((tmp_path / "ran" / "blobs" / name).is_file() for name in record.blobs())
@@ -330,12 +330,12 @@ def test_a_missing_need_leaves_a_record(lab, tmp_path):
 def test_a_scenario_that_changed_after_the_plan_is_noticed(tmp_path):
     root = roots.root(tmp_path / "root", {"a/cases": CASES})
     asked = roots.spec(root, "a/cases", "squares")
-    assert launch.changed(asked, root) is None
+    assert observation_check.changed(asked, root) is None
     path = root / "experiments/scenarios/a/cases.py"
     path.write_text(CASES + "\n")
-    assert "it has changed" in launch.changed(asked, root)
+    assert "it has changed" in observation_check.changed(asked, root)
     path.unlink()
-    assert "it has changed" in launch.changed(asked, root)
+    assert "it has changed" in observation_check.changed(asked, root)
 
 
 def test_the_engine_does_not_start_what_it_cannot_run(lab, tmp_path):
@@ -382,7 +382,7 @@ def test_an_engine_that_is_left_early_leaves_nothing_running(lab, tmp_path):
 
 def test_copied_sources_are_what_a_worker_runs(tmp_path):
     root = roots.whole(tmp_path / "root", {"a/cases": CASES, "a/b/deep": CASES})
-    copied = launch.copy_sources(root, tmp_path / "copy")
+    copied = source_copy.copy_sources(root, tmp_path / "copy")
     assert {"experiments/worker/__main__.py", "experiments/scenarios/a/b/deep.py"} <= set(copied.digests)
     for name, expected in copied.digests.items():
         assert digest((tmp_path / "copy" / name).read_bytes()) == expected == digest((root / name).read_bytes())
@@ -390,9 +390,9 @@ def test_copied_sources_are_what_a_worker_runs(tmp_path):
 
 def test_a_copy_that_differs_is_refused(tmp_path, monkeypatch):
     root = roots.root(tmp_path / "root", {"a/cases": CASES})
-    monkeypatch.setattr(launch.shutil, "copyfile", lambda path, copy: copy.write_bytes(path.read_bytes() + b"\n"))
-    with pytest.raises(launch.LaunchError, match="differs from its original"):
-        launch.copy_sources(root, tmp_path / "copy")
+    monkeypatch.setattr(source_copy.shutil, "copyfile", lambda path, copy: copy.write_bytes(path.read_bytes() + b"\n"))
+    with pytest.raises(errors.LaunchError, match="differs from its original"):
+        source_copy.copy_sources(root, tmp_path / "copy")
 
 
 def test_the_environment_is_a_list_of_names(played, monkeypatch):
@@ -405,7 +405,7 @@ def test_the_environment_is_a_list_of_names(played, monkeypatch):
     caches = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
     own = {"LC_ALL", "PYTHONHASHSEED", "TMPDIR", "TEMP", "SETTING", "TORCHINDUCTOR_COMPILE_THREADS", *caches}
     shells = {"PWD", "OLDPWD", "SHLVL", "_"}
-    assert set(made) - set(launch.NEEDED) - set(VARIABLES) - shells == own
+    assert set(made) - set(supervisor.NEEDED) - set(VARIABLES) - shells == own
     assert (made["PYTHONHASHSEED"], made["OMP_NUM_THREADS"], made["MKL_CBWR"]) == ("5", "3", "COMPATIBLE")
     assert {made[name] for name in caches} == {str(ran.folder / "tmp" / "compiled")}
 
@@ -421,10 +421,11 @@ def test_the_working_folder_is_the_worker_s_own_and_does_not_stay(played):
 DRIVER = """
 import sys, time
 from pathlib import Path
-from experiments import launch
-from experiments.record import Spec, parse
+from experiments.core.canonical_json import parse
+from experiments.core.spec import Spec
+from experiments.runner import supervisor
 spec = Spec.from_json(parse(Path(sys.argv[1]).read_text()))
-running = launch.start(spec, Path(sys.argv[2]), launch.fresh(Path(sys.argv[3])))
+running = supervisor.start(spec, Path(sys.argv[2]), supervisor.fresh(Path(sys.argv[3])))
 print(running.process.pid, flush=True)
 time.sleep(600)
 """
@@ -476,5 +477,5 @@ def members(group):
 
 def test_an_interpreter_that_cannot_list_says_why(lab, tmp_path):
     broken = roots.script(tmp_path / "python", "echo 'ImportError: no torch here' >&2; exit 1")
-    with pytest.raises(launch.LaunchError, match="could not list the scenarios: ImportError: no torch here"):
-        launch.describe(lab.root, broken, tmp_path / "catalogue.json", {})
+    with pytest.raises(errors.LaunchError, match="could not list the scenarios: ImportError: no torch here"):
+        supervisor.describe(lab.root, broken, tmp_path / "catalogue.json", {})

@@ -14,182 +14,53 @@ from typing import Iterator
 
 import pytest
 
+from experiments.core.rooms import PORTABLE, program_files
+
 ROOT = Path(__file__).resolve().parents[1]
 
-CORE = (
-    "experiments.visible",
-    "experiments.bounds",
-    "experiments.record",
-    "experiments.verdict",
-    "experiments.agreement",
-    "experiments.series",
-    "experiments.pack",
-    "experiments.sweep",
-    "experiments.classes",
-    "experiments.causes",
-    "experiments.quantity",
-    "experiments.make",
-    "experiments.streams",
-    "experiments.addresses",
-)
+VIEW = ("experiments.core", "experiments.analysis", "experiments.scenario", "store", "reports")
 PICTURE = {
     "experiments/__init__.py": (),
-    "experiments/fingerprint.py": (),
-    "experiments/visible.py": (),
-    "experiments/record.py": ("experiments.fingerprint",),
-    "experiments/sweep.py": ("experiments.record",),
-    "experiments/bounds.py": ("experiments.record",),
-    "experiments/pack.py": ("experiments.bounds", "experiments.record", "experiments.sweep"),
-    "experiments/quantity.py": (),
-    "experiments/addresses.py": (),
-    "experiments/scenario.py": (),
-    "experiments/agreement.py": ("experiments.record",),
-    "experiments/verdict.py": (
-        "experiments.fingerprint",
-        "experiments.record",
-        "experiments.scenario",
-        "experiments.agreement",
+    "experiments/scenario.py": ("experiments.core",),
+    "experiments/core/*": ("experiments.core",),
+    "experiments/worker/*": ("experiments.core", "experiments.scenario", "experiments.worker", "torch"),
+    "experiments/runner/*": ("experiments.core", "experiments.runner"),
+    "experiments/bundle/*": ("experiments.core", "experiments.bundle"),
+    "experiments/capsule/*": ("experiments.core", "experiments.bundle", "experiments.runner", "experiments.capsule"),
+    "experiments/scenarios/*": ("experiments.scenario", "torch", "functorch"),
+    "experiments/analysis/*": ("experiments.core", "experiments.analysis"),
+    "experiments/planning/catalogue.py": ("experiments.core", "experiments.runner"),
+    "experiments/planning/*": (
+        *("experiments.core", "experiments.runner", "experiments.analysis", "experiments.planning"),
+        *("hydra", "omegaconf", "sqlalchemy"),
     ),
-    "experiments/series.py": (
-        "experiments.quantity",
-        "experiments.record",
-        "experiments.scenario",
-        "experiments.verdict",
+    "experiments/snippet/run.py": ("experiments.core", "experiments.worker", "torch"),
+    "experiments/snippet/*": (
+        *("experiments.core", "experiments.runner", "experiments.scenario"),
+        *("experiments.planning.catalogue", "experiments.snippet"),
     ),
-    "experiments/folders.py": (),
-    "experiments/streams.py": (),
-    "experiments/launch.py": ("experiments.bounds", "experiments.record", "experiments.folders"),
-    "experiments/needs.py": ("experiments.record",),
-    "experiments/classes.py": ("experiments.record",),
-    "experiments/causes.py": ("experiments.record", "experiments.classes"),
-    "experiments/capsule.py": ("experiments.record", "experiments.pack"),
-    "experiments/elsewhere.py": (
-        "experiments.fingerprint",
-        "experiments.record",
-        "experiments.agreement",
-        "experiments.verdict",
-        "experiments.visible",
-        "experiments.folders",
-        "experiments.launch",
-        "experiments.needs",
-        "experiments.pack",
-        "experiments.streams",
-        "experiments.sweep",
-        "experiments.capsule",
-        "experiments.engine",
-    ),
-    "experiments/engine/*.py": (
-        "experiments.record",
-        "experiments.folders",
-        "experiments.launch",
-        "experiments.engine",
-    ),
-    "experiments/catalogue.py": (
-        "experiments.record",
-        "experiments.folders",
-        "experiments.launch",
-        "experiments.streams",
-        "experiments.visible",
-    ),
-    "experiments/snippet_source.py": ("experiments.scenario",),
-    "experiments/snippet_text.py": ("experiments.snippet_source",),
-    "experiments/snippet_run.py": ("experiments.record", "experiments.worker", "torch"),
-    "experiments/snippet_check.py": (
-        "experiments.record",
-        "experiments.folders",
-        "experiments.launch",
-        "experiments.snippet_text",
-    ),
-    "experiments/snippet.py": (
-        "experiments.record",
-        "experiments.launch",
-        "experiments.needs",
-        "experiments.catalogue",
-        "experiments.snippet_source",
-        "experiments.snippet_text",
-        "experiments.snippet_check",
-        "experiments.streams",
-    ),
-    "experiments/make.py": (),
-    "experiments/install.py": (),
-    "experiments/bench.py": ("experiments", "rich"),
-    "experiments/schema.py": ("experiments.record", "experiments.streams"),
-    "experiments/publishing.py": (),
-    "experiments/progress.py": ("experiments.visible", "rich"),
-    "experiments/config.py": (
-        "experiments.record",
-        "experiments.series",
-        "experiments.catalogue",
-        "experiments.needs",
-        "experiments.addresses",
-        "experiments.multirun",
-        "hydra",
-        "omegaconf",
-        "sqlalchemy",
-    ),
-    "experiments/multirun.py": ("hydra",),
-    "experiments/overrides.py": ("experiments.addresses", "hydra", "omegaconf"),
-    "experiments/worker/*.py": (
-        "experiments.bounds",
-        "experiments.fingerprint",
-        "experiments.record",
-        "experiments.scenario",
-        "experiments.worker",
-        "torch",
-    ),
-    "experiments/scenarios/*.py": ("experiments.scenario", "torch", "functorch"),
-    "experiments/proving.py": ("experiments", "store", "reports"),
+    "experiments/app/install.py": (),
+    "experiments/app/make.py": ("experiments.core",),
+    "experiments/app/mlflow_process.py": (),
+    "experiments/app/counter_replay.py": ("experiments", "store", "reports"),
+    "experiments/app/*": ("experiments", "rich"),
     "experiments/__main__.py": ("experiments", "store", "reports", "hydra", "omegaconf"),
-    "store/tracking.py": (*CORE, "store", "mlflow", "sqlalchemy", "alembic"),
-    "store/remote.py": ("requests",),
-    "store/figures.py": ("experiments.series", "matplotlib"),
-    "store/publish.py": (*CORE, "store", "rich"),
-    "store/signature.py": (
-        "experiments.pack",
-        "experiments.record",
-        "store.checks",
-        "store.errors",
-        "store.regular",
-        "cryptography",
+    "store/signing.py": ("experiments.core", "experiments.bundle", "store", "cryptography"),
+    "store/ro_crate.py": ("experiments.core", "experiments.bundle", "store", "rocrate"),
+    "store/*": ("experiments.core", "experiments.bundle", "store", "sqlalchemy", "alembic"),
+    "reports/mlflow/tracking.py": (*VIEW, "mlflow", "sqlalchemy", "alembic"),
+    "reports/mlflow/server.py": ("requests",),
+    "reports/mlflow/*": (*VIEW, "sqlalchemy", "rich"),
+    "reports/figures.py": ("experiments.analysis", "matplotlib"),
+    "reports/pictures.py": (*VIEW, "matplotlib"),
+    "reports/ci/junit.py": (*VIEW, "junitparser"),
+    "reports/claims/*": (
+        *("experiments.core", "experiments.analysis", "experiments.scenario"),
+        *("reports.claims", "reports.markdown.elements"),
     ),
-    "store/crate.py": (
-        "experiments.record",
-        "experiments.pack",
-        "store.archive",
-        "store.cells",
-        "store.errors",
-        "rocrate",
-    ),
-    "store/*.py": (*CORE, "experiments.scenario", "store", "sqlalchemy", "alembic"),
-    "reports/junit.py": (*CORE, "reports", "store", "junitparser"),
-    "reports/pictures.py": ("experiments.record", "experiments.streams", "reports", "store", "matplotlib"),
-    "reports/*.py": (*CORE, "experiments.scenario", "reports", "store"),
+    "reports/*": VIEW,
 }
 """What a file may import beside the standard library. The first pattern that matches counts; `*` crosses folders."""
-
-OLD = (
-    "experiments/__init__.py",
-    "experiments/bounds.py",
-    "experiments/fingerprint.py",
-    "experiments/visible.py",
-    "experiments/record.py",
-    "experiments/pack.py",
-    "experiments/quantity.py",
-    "experiments/sweep.py",
-    "experiments/scenario.py",
-    "experiments/agreement.py",
-    "experiments/verdict.py",
-    "experiments/series.py",
-    "experiments/folders.py",
-    "experiments/streams.py",
-    "experiments/launch.py",
-    "experiments/needs.py",
-    "experiments/capsule.py",
-    "experiments/elsewhere.py",
-    "experiments/engine/*.py",
-    "experiments/worker/*.py",
-)
-"""What runs on Python 3.9."""
 
 NEWER = {
     "datetime": ("UTC",),
@@ -209,8 +80,10 @@ def files() -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in paths)
 
 
-def old() -> list[str]:
-    return [name for name in files() if any(fnmatch.fnmatch(name, pattern) for pattern in OLD)]
+def portable() -> list[str]:
+    """What runs on Python 3.9: by folder."""
+    found = program_files(ROOT / "experiments", PORTABLE)
+    return [path.relative_to(ROOT).as_posix() for path in found]
 
 
 def source(name: str) -> str:
@@ -306,7 +179,7 @@ def test_the_picture_names_no_file_that_is_gone():
 def test_only_tracking_imports_mlflow():
     """Elsewhere it costs a second, and everything but tracking works without it."""
     found = [name for name in files() if any(m.partition(".")[0] == "mlflow" for m in imported(name, source(name)))]
-    assert found == ["store/tracking.py"]
+    assert found == ["reports/mlflow/tracking.py"]
 
 
 def test_only_the_hydra_app_knows_store_and_reports():
@@ -316,23 +189,26 @@ def test_only_the_hydra_app_knows_store_and_reports():
         if name.startswith("experiments/")
         and {"store", "reports"} & {module.partition(".")[0] for module in imported(name, source(name))}
     ]
-    assert found == ["experiments/__main__.py", "experiments/proving.py"]
+    assert found == ["experiments/__main__.py", "experiments/app/counter_replay.py"]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "found"),
     [
-        ("experiments/record.py", "import torch", ["torch"]),
-        ("experiments/worker/state.py", "def f():\n    import numpy.linalg", ["numpy.linalg"]),
-        ("experiments/worker/state.py", "from .. import launch", ["experiments.launch"]),
-        ("experiments/worker/state.py", "from ..launch import run", ["experiments.launch"]),
-        ("experiments/worker/state.py", "from ..record import Spec\nfrom . import errors\nimport torch.nn", []),
-        ("experiments/launch.py", "from .worker import replay", ["experiments.worker.replay"]),
-        ("experiments/scenarios/attention/a.py", "import experiments.record", ["experiments.record"]),
-        ("experiments/catalogue.py", "from store.archive import Archive", ["store.archive"]),
-        ("experiments/config.py", "if TYPE_CHECKING:\n    import mlflow", ["mlflow"]),
-        ("store/archive.py", "import mlflow\nfrom experiments.launch import run", ["experiments.launch", "mlflow"]),
-        ("reports/compare.py", "from experiments import agreement, launch", ["experiments.launch"]),
+        ("experiments/core/record.py", "import torch", ["torch"]),
+        ("experiments/core/record.py", "from ..worker import case", ["experiments.worker.case"]),
+        ("experiments/worker/switches.py", "def f():\n    import numpy.linalg", ["numpy.linalg"]),
+        ("experiments/worker/switches.py", "from .. import runner", ["experiments.runner"]),
+        ("experiments/worker/switches.py", "from ..runner.local import watch", ["experiments.runner.local"]),
+        ("experiments/worker/switches.py", "from ..core.spec import Spec\nfrom . import case\nimport torch.nn", []),
+        ("experiments/runner/local.py", "from ..worker import case", ["experiments.worker.case"]),
+        ("experiments/capsule/main.py", "from ..planning import plan", ["experiments.planning.plan"]),
+        ("experiments/scenarios/attention/a.py", "import experiments.core.record", ["experiments.core.record"]),
+        ("experiments/planning/catalogue.py", "from store.archive import Archive", ["store.archive"]),
+        ("experiments/planning/config.py", "if TYPE_CHECKING:\n    import mlflow", ["mlflow"]),
+        ("store/archive.py", "import mlflow\nimport experiments.analysis", ["experiments.analysis", "mlflow"]),
+        ("store/archive.py", "from reports import figures", ["reports.figures"]),
+        ("reports/build.py", "from experiments.planning import plan", ["experiments.planning.plan"]),
     ],
 )
 def test_an_import_against_the_picture_is_found(name, text, found):
@@ -341,11 +217,11 @@ def test_an_import_against_the_picture_is_found(name, text, found):
 
 def test_a_file_that_nobody_put_into_the_picture_is_refused():
     with pytest.raises(AssertionError, match="say what it may import"):
-        trespasses("experiments/utilities.py", "")
+        trespasses("experiments/utilities/text.py", "")
 
 
-@pytest.mark.parametrize("name", old())
-def test_what_a_worker_loads_holds_nothing_newer_than_python_3_9(name):
+@pytest.mark.parametrize("name", portable())
+def test_what_is_portable_holds_nothing_newer_than_python_3_9(name):
     assert too_new(source(name)) == []
 
 
@@ -376,13 +252,17 @@ OLD_PYTHON = """
 import sys, tempfile
 from pathlib import Path
 assert sys.version_info[:2] == (3, 9)
-from experiments import agreement, launch, pack, record, scenario, verdict
+from experiments import scenario
+from experiments.bundle import writer
+from experiments.capsule import main
+from experiments.core import agreement, record, verdict
+from experiments.runner import supervisor
 sys.path.insert(0, "tests")
 import samples
 folder = Path(tempfile.mkdtemp()) / "one"
-kept = launch.not_run(samples.spec(), folder, "cuda")
+kept = supervisor.not_run(samples.spec(), folder, "cuda")
 assert record.Record.from_text((folder / "record.json").read_text()) == kept
-pack.write(folder / "one.zip", pack.members([kept.text()], lambda name: None))
+writer.write(folder / "one.zip", writer.members([kept.text()], lambda name: None))
 print(kept.outcome.kind)
 """
 

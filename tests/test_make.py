@@ -20,9 +20,10 @@ from test_across import Lab, facts
 from test_report import PLACES, Sweep, markdown_it
 from test_sweep import GOOD, project
 
-from experiments.config import register
-from experiments.make import arguments, exactly, override, patterns
-from store import publisher
+from experiments.app.make import arguments, override, patterns
+from experiments.core.shell_words import exactly
+from experiments.planning.config import register
+from reports.mlflow import run_content
 
 ROOT = Path(__file__).resolve().parents[1]
 ODD = [
@@ -106,14 +107,25 @@ def checkout(tmp_path_factory):
     """A checkout that is set up, with real make and recorders for programs."""
     root = tmp_path_factory.mktemp("checkout")
     modules = [
-        *("experiments/__main__.py", "experiments/catalogue.py", "experiments/snippet.py", "experiments/bench.py"),
-        *("store/ui.py", "pytest.py", "reports/__main__.py"),
+        *(
+            "experiments/__main__.py",
+            "experiments/planning/catalogue.py",
+            "experiments/snippet/__main__.py",
+            "experiments/app/benchmark.py",
+        ),
+        *("reports/mlflow/__main__.py", "pytest.py", "reports/__main__.py"),
     ]
     for name in modules:
         path = root / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(RECORDER.replace("MODULE", repr(name.removesuffix(".py"))))
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "experiments/make.py", "experiments/install.py"):
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+        "experiments/app/make.py",
+        "experiments/app/install.py",
+    ):
         shutil.copy(ROOT / name, root / name)
     programs(root)
     return root
@@ -195,7 +207,7 @@ def test_a_program_gets_the_words_and_not_the_variables(checkout):
     fixed = ["tests", "-n", "auto", "--dist", "loadfile", "-m", "not slow"]
     assert (module, words) == ("pytest", [*fixed, "-k", "a or b"])
     _, [(module, words, _)] = told(checkout, "make ui")
-    assert (module, words) == ("store/ui", ["--port=5000"])
+    assert (module, words) == ("reports/mlflow/__main__", ["ui", "--port=5000"])
 
 
 @pytest.mark.parametrize(
@@ -230,14 +242,14 @@ def test_how_to_repeat_it_runs_what_it_says_for_any_name(checkout, name):
     assert read(*words) == {"scenarios": [f"{name}/{name}"]}
     _, [(module, words, _)] = told(checkout, snippet)
     case = f"{PLACES['case']}[size={name}]"
-    assert (module, words) == ("experiments/snippet", ["--", f"{name}/{name}", case])
+    assert (module, words) == ("experiments/snippet/__main__", ["--", f"{name}/{name}", case])
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_how_to_repeat_it_in_mlflow_does_too(checkout, name):
     case = name.strip()  # Make takes spaces before a value away, and no function is called so.
     question = samples.spec(case, scenario=f"{name}/{name}").question
-    run, snippet, _ = publisher._repeat(question, {"plain": "0" * 64}).splitlines()
+    run, snippet, _ = run_content._repeat(question, {"plain": "0" * 64}).splitlines()
     _, [(_, words, _)] = told(checkout, run)
     assert read(*words) == {"scenarios": [f"{name}/{name}"], "device": "cpu"}
     _, [(_, words, _)] = told(checkout, snippet)

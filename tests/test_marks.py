@@ -12,9 +12,10 @@ import pytest
 import samples
 from roots import Lab, Ran
 
-from experiments.record import Replay
-from experiments.scenario import agrees, differs, expectation_to_json, holds, peaks
-from experiments.verdict import AS_EXPECTED, NOT_AS_EXPECTED, Context, judge
+from experiments.core.expectations import expectation_to_json
+from experiments.core.replay import Replay
+from experiments.core.verdict import AS_EXPECTED, NOT_AS_EXPECTED, Context, judge
+from experiments.scenario import agrees, differs, holds, peaks
 
 HEAD = '''"""Made for a test."""
 

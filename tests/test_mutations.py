@@ -6,8 +6,8 @@ import mutations
 import pytest
 from mutations import VALUES, removed
 
-from experiments import agreement
-from reports.claims import ADVICE, CLAIMS
+from experiments.core import tensor_diff
+from reports.claims.registry import ADVICE, CLAIMS
 
 EVERY = [*CLAIMS, *ADVICE]
 TESTED = [one for one in EVERY if one.id != "B13"]
@@ -28,14 +28,14 @@ def _each_pair_of_tensors_is_compared_once():
     """Most of them are the same after each change, and comparing is what takes the time."""
     with pytest.MonkeyPatch.context() as patch:
         compared = {}
-        compare = agreement.difference
+        compare = tensor_diff.difference
 
         def remembered(ours, theirs, fetch):
             if (ours, theirs) not in compared:
                 compared[ours, theirs] = compare(ours, theirs, fetch)
             return compared[ours, theirs]
 
-        patch.setattr(agreement, "difference", remembered)
+        patch.setattr(tensor_diff, "difference", remembered)
         yield
 
 

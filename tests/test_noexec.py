@@ -13,7 +13,7 @@ import pytest
 from conftest import missing
 from test_sweep import GOOD, project
 
-from experiments import needs
+from experiments.core import requirements
 
 BEFORE = "@scenario.repair(agrees(bitwise=True))\ndef again(scores):\n    return loss(scores, 1.0)"
 AFTER = """@scenario.repair(agrees(within_rounding=True), needs=("inductor",))
@@ -56,4 +56,4 @@ def test_neither_a_sweep_nor_a_capsule_runs_it(home):
 
 
 def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_it_will_be_in(tmp_path):
-    assert needs.may_execute(tmp_path / "a" / "b")
+    assert requirements.may_execute(tmp_path / "a" / "b")

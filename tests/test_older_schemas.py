@@ -21,11 +21,14 @@ from sqlalchemy import create_engine
 from test_archive import counted, execute
 
 import store.database
-from experiments.record import SCHEMA, Record, RecordError, canonical, digest, parse, replays
-from experiments.verdict import AS_EXPECTED, contexts, judge
-from reports import files
+from experiments.core.canonical_json import RecordError, canonical, digest, parse
+from experiments.core.record import Record
+from experiments.core.replay import replays
+from experiments.core.schema_history import SCHEMA
+from experiments.core.verdict import AS_EXPECTED, contexts, judge
+from reports import build
 from store.archive import Archive
-from store.bundle import add_bundle, check_bundle, export
+from store.bundles import add_bundle, check_bundle, export
 from store.origins import NOT_TOLD, Origin
 
 ROOT = Path(__file__).parents[1]
@@ -268,14 +271,14 @@ def test_an_older_record_is_taken_in_by_another_archive(archive, texts, tmp_path
 
 def test_a_report_on_an_older_sweep_is_written(archive, tmp_path):
     """The machine document of then lacks what a newer one tells."""
-    text = files.write(archive, SWEEP, tmp_path / "first").read_text()
-    assert text == files.write(archive, SWEEP, tmp_path / "again").read_text()
+    text = build.write(archive, SWEEP, tmp_path / "first").read_text()
+    assert text == build.write(archive, SWEEP, tmp_path / "again").read_text()
     for cell in archive.cells():
         assert cell.digest in text
     for part in ("one_context_given_twice", "chosen_for_both_runs", "as expected"):
         assert part in text
-    assert {ruling.word for _, ruling in files.rulings(archive, SWEEP).claims} > {"not tested here"}
-    assert files.rulings_of_all(archive)[0].claims
+    assert {ruling.word for _, ruling in build.rulings(archive, SWEEP).claims} > {"not tested here"}
+    assert build.rulings_of_all(archive)[0].claims
 
 
 def run(module, folder, *arguments):
@@ -297,11 +300,11 @@ def test_the_commands_work_on_an_older_archive(outputs, texts):
 
 
 def test_an_older_archive_is_published(outputs):
-    """`python -m store publish` brings all of it back, whoever wrote it."""
-    first = run("store", outputs.parent, "publish")
+    """`python -m reports.mlflow sync` brings all of it back, whoever wrote it."""
+    first = run("reports.mlflow", outputs.parent, "sync")
     assert first.returncode == 0, first.stderr
     assert "4 runs published" in first.stdout, first.stdout
-    assert "0 runs published, 4 were up to date" in run("store", outputs.parent, "publish").stdout
+    assert "0 runs published, 4 were up to date" in run("reports.mlflow", outputs.parent, "sync").stdout
 
 
 # Schema 2: a bundle of the records of checkpoint/reentrant_loses_second_derivatives, as its last version wrote it.

@@ -21,8 +21,9 @@ from conftest import missing
 from test_faults import FAULTS, NAMES, beside, named
 from test_sweep import GOOD, PROCESSES, archived, project, rows, wait_for
 
-from experiments import folders, launch
-from experiments.record import Record
+from experiments.core import folders
+from experiments.core.record import Record
+from experiments.runner import supervisor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system has no /proc")
 
@@ -239,7 +240,7 @@ def test_a_folder_that_cannot_be_read_is_the_end_of_its_case_alone(lab_spec, hom
     scratch.mkdir()
     handed_over(home)
     with being_somebody():
-        running = launch.start(lab_spec, scratch / "one", lambda *_: _Ended())
+        running = supervisor.start(lab_spec, scratch / "one", lambda *_: _Ended())
     (scratch / "one" / "blobs" / "inside").mkdir(mode=0o700)
     os.chown(scratch / "one" / "blobs", 0, 0)
     (scratch / "one" / "blobs").chmod(0o700)

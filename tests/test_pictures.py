@@ -16,15 +16,16 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from PIL import Image
 
-from experiments import catalogue
-from experiments.config import plan, register
-from experiments.record import digest
-from reports import files, pictures
-from reports.across import Distances
-from reports.files import ReportError
+from experiments.core.canonical_json import digest
+from experiments.planning import catalogue
+from experiments.planning.config import register
+from experiments.planning.plan import plan
+from reports import build, pictures
+from reports.build import ReportError
+from reports.markdown.elements import compared
 from reports.pictures import CHART, DRAWN, PAGE, REPORT, TEXT, page
-from reports.pieces import compared
-from store import bundle
+from reports.setting_comparison import Distances
+from store import bundles
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "reports" / "evidence"
@@ -100,7 +101,7 @@ def test_every_digest_in_the_picture_is_of_a_published_record():
     assert all(line in text for line in about[TEXT].splitlines())
     named = set(re.findall(r"`([0-9a-f]{12})`", about[TEXT]))
     assert named
-    with bundle.read(bundled(report)) as found:
+    with bundles.read(bundled(report)) as found:
         known = {name[:12] for name in found.digests}
     assert named <= known
 
@@ -202,10 +203,10 @@ def test_the_chart_says_how_many_cases_it_leaves_out(monkeypatch):
     same = (5, 0, 0, 0, 0, 0, 0)
     listed = [Distances("other", same, 0, 5, 189, 20, 18), Distances("failing", (0,) * 7, 0, 0, 0, 3, 1)]
     listed += [Distances("absent", (0,) * 7, 0, 0, 0, 0, 0)]
-    texts = drawn(monkeypatch, lambda: files.chart(listed, {"Report": "x"}))
+    texts = drawn(monkeypatch, lambda: build.chart(listed, {"Report": "x"}))
     assert "other\n189 cases, 20 left out, of which 18 differ" in texts
     assert "failing\n0 cases, 3 left out, of which 1 differs" in texts
-    assert files.LEFT_OUT in texts
+    assert build.LEFT_OUT in texts
     assert not any("absent" in text for text in texts), "nothing was compared with it"
 
 
@@ -277,7 +278,7 @@ def measured_minutes() -> float:
         cfg = OmegaConf.to_object(hydra.compose("config", overrides=["device=cpu"]))
     (report,) = {reports()[said((EVIDENCE / name).read_bytes())[REPORT]] for name in (PAGE, CHART)}
     took = defaultdict(list)
-    with bundle.read(bundled(report)) as found:
+    with bundles.read(bundled(report)) as found:
         for record in found.records:
             asked = record.spec.question
             took[asked.scenario, asked.label(), asked.pass_].append(record.ending.duration)
@@ -296,7 +297,7 @@ def test_what_is_measured_and_takes_long_says_so_in_its_mark():
         (entry.name, case["name"]): case["measured"] for entry in catalogue.cached().entries for case in entry.cases
     }
     took: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with bundle.read(bundled(reports()[said((EVIDENCE / PAGE).read_bytes())[REPORT]])) as found:
+    with bundles.read(bundled(reports()[said((EVIDENCE / PAGE).read_bytes())[REPORT]])) as found:
         for record in found.records:
             kinds = {expectation["kind"] for expectation in record.spec.mark.expectations}
             asked = record.spec.question

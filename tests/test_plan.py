@@ -12,9 +12,9 @@ import samples
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from experiments import catalogue
-from experiments.catalogue import Catalogue, CatalogueError, Entry
-from experiments.config import (
+from experiments.planning import catalogue
+from experiments.planning.catalogue import Catalogue, CatalogueError, Entry
+from experiments.planning.config import (
     Config,
     ConfigError,
     Device,
@@ -24,10 +24,10 @@ from experiments.config import (
     SeriesConfig,
     Sources,
     Suite,
-    plan,
     register,
 )
-from experiments.overrides import refusal
+from experiments.planning.overrides import refusal
+from experiments.planning.plan import plan
 
 CONF = Path(__file__).parents[1] / "conf"
 NOTE = "checkpoint/attention_policy_ends_before_recomputation"

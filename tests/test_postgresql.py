@@ -26,7 +26,7 @@ from sqlalchemy import create_engine, insert
 from test_archive import COLUMNS, MACHINE, add, checks, filled, flip, named, revisions
 
 import store.database
-from experiments.record import digest
+from experiments.core.canonical_json import digest
 from store.__main__ import main as store_main
 from store.archive import Archive, ArchiveError
 from store.models import APPEND_ONLY, Base, DocumentRow

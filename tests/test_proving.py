@@ -12,7 +12,8 @@ import pytest
 import test_plan
 from test_sweep import project, rows, run
 
-from experiments.config import ConfigError, joined, plan
+from experiments.planning.config import ConfigError
+from experiments.planning.plan import joined, plan
 
 SCENARIO = '''"""One case depends on the threads, one on what no record tells."""
 

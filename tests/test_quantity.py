@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.quantity import counted, median_and_range, share, significant, with_error, with_range
+from experiments.core.quantities import counted, median_and_range, share, significant, with_error, with_range
 
 
 @pytest.mark.parametrize(

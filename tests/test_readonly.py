@@ -13,7 +13,7 @@ import pytest
 import samples
 from conftest import missing
 
-from experiments.record import digest
+from experiments.core.canonical_json import digest
 from store.archive import Archive
 from store.database import sqlite_url
 

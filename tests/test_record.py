@@ -13,31 +13,17 @@ import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.record import (
-    SAMPLES,
-    SCHEMA,
-    Observed,
-    Operator,
-    Outcome,
-    Output,
-    Record,
-    RecordError,
-    Replay,
-    Spec,
-    StateChange,
-    canonical,
-    case_label,
-    digest,
-    machine_identity,
-    number,
-    parse,
-    printable,
-    recorded_variables,
-    replays,
-    sample_positions,
-    with_attempt,
-)
-from experiments.scenario import expectation_to_json, varies
+from experiments.core.canonical_json import RecordError, canonical, digest, number, parse, printable
+from experiments.core.environment import machine_identity, recorded_variables
+from experiments.core.expectations import expectation_to_json
+from experiments.core.observation import Observed, Operator, Output, StateChange
+from experiments.core.outcome import Outcome
+from experiments.core.record import Record
+from experiments.core.replay import Replay, replays
+from experiments.core.sampling import SAMPLES, sample_positions
+from experiments.core.schema_history import SCHEMA
+from experiments.core.spec import Spec, case_label, with_attempt
+from experiments.scenario import varies
 
 few = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 

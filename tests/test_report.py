@@ -11,15 +11,19 @@ from dataclasses import replace
 import pytest
 import samples
 
-from experiments.record import Observed, Operator, Record, Replay, canonical, digest, parse
-from experiments.scenario import agrees, expectation_to_json, raises, recomputes_without
-from experiments.verdict import Ruling
-from reports.claims import CLAIMS, decide
-from reports.compare import compare, record_digests
-from reports.findings import gather
-from reports.markdown import render
-from reports.notes import Note
-from reports.rulings import Claim
+from experiments.core.canonical_json import canonical, digest, parse
+from experiments.core.expectations import expectation_to_json
+from experiments.core.observation import Observed, Operator
+from experiments.core.record import Record
+from experiments.core.replay import Replay
+from experiments.core.verdict import Ruling
+from experiments.scenario import agrees, raises, recomputes_without
+from reports.claims.claim import Claim
+from reports.claims.findings import gather
+from reports.claims.notes import Note
+from reports.claims.registry import CLAIMS, decide
+from reports.comparison import compare, record_digests
+from reports.markdown.sweep import render
 
 markdown_it = pytest.importorskip("markdown_it", reason="what markdown means is asked of a parser")
 

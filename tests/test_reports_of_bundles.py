@@ -19,13 +19,13 @@ import samples
 from test_across import Lab, facts, kept
 from test_bundle import crafted, members
 
-from experiments import pack
-from reports import files
+from experiments.bundle import layout
+from reports import build
 from reports.__main__ import main
 from reports.sources import BundleSource
 from store.__main__ import main as store
 from store.archive import Archive, ArchiveError
-from store.bundle import add_bundle, export
+from store.bundles import add_bundle, export
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def place(tmp_path, monkeypatch):
     """An empty folder, where nothing was published and nothing has run."""
     (tmp_path / "published").mkdir()
     (tmp_path / "empty").mkdir()
-    monkeypatch.setattr(files, "PUBLISHED", tmp_path / "published")
+    monkeypatch.setattr(build, "PUBLISHED", tmp_path / "published")
     monkeypatch.chdir(tmp_path / "empty")
     return tmp_path
 
@@ -64,7 +64,7 @@ def theirs(place):
 
 def without_sweep(path):
     """The file as it was before bundles carried sweeps."""
-    whole = {name: one for name, one in members(path).items() if not name.startswith(pack.OF_SWEEPS)}
+    whole = {name: one for name, one in members(path).items() if not name.startswith(layout.OF_SWEEPS)}
     return crafted(path, whole, sealed=False)
 
 
@@ -112,8 +112,8 @@ def test_the_report_on_a_bundle_is_that_on_its_sweep(place, ours):
     path, sweep = ours
     with Archive.open(f"sqlite:///{place}/ours.db", place / "ours") as archive, BundleSource(path) as source:
         for published in (None, place / "published"):
-            made = files.report(archive, sweep, "stem", published)
-            assert files.report(source, sweep, "stem", published).text == made.text
+            made = build.report(archive, sweep, "stem", published)
+            assert build.report(source, sweep, "stem", published).text == made.text
 
 
 def test_what_is_changed_in_a_bundle_changes_its_report(place, ours, capsys):
@@ -286,7 +286,7 @@ def test_a_stranger_s_sweep_is_never_the_latest_of_this_computer(place, theirs):
         add_bundle(archive, theirs[0])
         assert len(archive.sweeps()) == 2
         assert archive.sweeps()[-1].id != own or archive.sweeps()[0].id != own
-        assert files.latest(archive) == files.latest_of_all(archive).id == own
+        assert build.latest(archive) == build.latest_of_all(archive).id == own
 
 
 def test_of_added_sweeps_the_one_that_was_added_last_is_taken(place, ours, theirs):
@@ -294,9 +294,9 @@ def test_of_added_sweeps_the_one_that_was_added_last_is_taken(place, ours, their
     with Archive.open(f"sqlite:///{place}/here.db", place / "here") as archive:
         for path, sweep in (theirs, ours):
             add_bundle(archive, path)
-            assert files.latest_of_all(archive).id == sweep
-        with pytest.raises(files.ReportError, match="no sweep yet that was run here"):
-            files.latest(archive)
+            assert build.latest_of_all(archive).id == sweep
+        with pytest.raises(build.ReportError, match="no sweep yet that was run here"):
+            build.latest(archive)
 
 
 def test_a_sweep_that_the_file_has_not_is_a_sentence(ours):

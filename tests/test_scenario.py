@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from experiments import scenario as words
-from experiments.record import canonical, parse
+from experiments.core import expectations
+from experiments.core.canonical_json import canonical, parse
+from experiments.core.expectations import ScenarioError, expectation_from_json, expectation_to_json
 from experiments.scenario import (
     CAUSES,
     Scenario,
-    ScenarioError,
     agrees,
     dies,
     differs,
-    expectation_from_json,
-    expectation_to_json,
     hangs,
     holds,
     no_gradient,
@@ -68,7 +66,7 @@ def test_an_expectation_reads_back_from_json(expectation):
 
 
 def test_every_kind_of_expectation_is_covered_here():
-    assert {expectation.kind for expectation in EXPECTATIONS} == set(words._KINDS)
+    assert {expectation.kind for expectation in EXPECTATIONS} == set(expectations._KINDS)
 
 
 def test_a_kind_that_is_unknown_is_refused_with_the_known_ones():

@@ -12,8 +12,10 @@ import pytest
 import samples
 from jsonschema import Draft202012Validator
 
-from experiments import schema
-from experiments.record import ENDINGS, SCHEMA, Operator, Output
+from experiments.core.observation import Operator, Output
+from experiments.core.outcome import ENDINGS
+from experiments.core.schema_history import SCHEMA
+from store import json_schema
 
 PUBLISHED = Path(__file__).parents[1] / "store" / "record.schema.json"
 
@@ -54,9 +56,9 @@ RECORDS = {
 
 
 def test_the_published_schema_is_that_of_this_version():
-    """`python -m experiments.schema > store/record.schema.json` after any change of a field."""
-    assert PUBLISHED.read_text(encoding="utf-8") == schema.text()
-    assert schema.schema()["properties"]["schema"] == {"const": SCHEMA}
+    """`python -m store.json_schema > store/record.schema.json` after any change of a field."""
+    assert PUBLISHED.read_text(encoding="utf-8") == json_schema.text()
+    assert json_schema.schema()["properties"]["schema"] == {"const": SCHEMA}
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -139,6 +141,6 @@ def test_every_ending_is_known(validator):
 
 def test_the_meaning_of_fields_is_published():
     """Whoever reads a bundle without this code finds what a field means beside it."""
-    properties = schema.schema()["properties"]["spec"]["properties"]["setting"]["properties"]
+    properties = json_schema.schema()["properties"]["spec"]["properties"]["setting"]["properties"]
     assert properties["timeout"]["description"] == "Seconds until the process group is ended."
-    assert "pass" in schema.schema()["properties"]["spec"]["properties"]["question"]["properties"]
+    assert "pass" in json_schema.schema()["properties"]["spec"]["properties"]["question"]["properties"]

@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 
-from reports.claims import ADVICE, CLAIMS
+from reports.claims.registry import ADVICE, CLAIMS
 
 EVERY = {one.id: one for one in (*CLAIMS, *ADVICE)}
 TALLY = re.compile(r" \((?:(one record|\d+ records) of (?:one case|\d+ cases)|(\d+) cases, one record each)([^()]*)\)")

@@ -11,14 +11,17 @@ import pytest
 import samples
 from matplotlib.figure import Figure
 
-from experiments.record import Memory, Observed, Record, Replay, canonical, parse
-from experiments.series import Expected, Series, fit, measured, points, unmeasured
-from experiments.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
-from reports.compare import compare
-from reports.markdown import render
-from store import publisher
-from store.figures import curve_name, draw, draw_shares, scale
-from store.tracking import Tracking
+from experiments.analysis.series import Expected, Series, fit, measured, points, unmeasured
+from experiments.core.canonical_json import canonical, parse
+from experiments.core.observation import Memory, Observed
+from experiments.core.record import Record
+from experiments.core.replay import Replay
+from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
+from reports.comparison import compare
+from reports.figures import curve_name, draw, draw_shares, scale
+from reports.markdown.sweep import render
+from reports.mlflow import run_content
+from reports.mlflow.tracking import Tracking
 
 SERIES = Series(
     name="memory",
@@ -372,7 +375,7 @@ def test_mlflow_has_metrics_over_steps_an_exponent_and_an_image(tmp_path: Path):
 
 def test_mlflow_has_the_medians_of_repeats():
     rows = [_row(one) for one in (*repeated(30, 10, 20), *repeated(7, keys=2048))]
-    steps = publisher.summary(Sweep(4), "checkpoint", rows).steps["series/memory/dense/cpu"]
+    steps = run_content.summary(Sweep(4), "checkpoint", rows).steps["series/memory/dense/cpu"]
     assert steps == [(1024, 20.0), (2048, 7.0)]
 
 
@@ -384,17 +387,17 @@ def test_places_that_are_no_whole_numbers_are_numbered():
         one = samples.record(asked=asked)
         memory = (Memory("forward", 0, round(place * 100), 0, None, None, None, None),)
         made.append(Replay({"plain": replace(one, observation=replace(one.observation, memory=memory))}))
-    (steps,) = publisher.summary(Sweep(3), "checkpoint", [_row(one) for one in made]).steps.values()
+    (steps,) = run_content.summary(Sweep(3), "checkpoint", [_row(one) for one in made]).steps.values()
     assert steps == [(0, 25.0), (1, 50.0), (2, 100.0)]
 
 
 def _row(one: Replay):
-    return publisher.row(one, Verdict(AS_EXPECTED, ()), publisher.texts(one))
+    return run_content.row(one, Verdict(AS_EXPECTED, ()), run_content.texts(one))
 
 
 def test_points_are_part_of_a_pages_digest():
     rows = [_row(one) for one in squares()]
-    first, second = (publisher.summary(Sweep(4), "checkpoint", some).digest() for some in (rows, rows[:3]))
+    first, second = (run_content.summary(Sweep(4), "checkpoint", some).digest() for some in (rows, rows[:3]))
     assert first != second
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from store import remote, tracking
-from store.remote import refusal
+from reports.mlflow import server as server_module
+from reports.mlflow import tracking
+from reports.mlflow.server import refusal
 from tests import hostile_server
 from tests.hostile_server import Handler, Server
 from tests.test_tracking import Lab, empty_store, lab, usual
@@ -24,7 +25,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """With bounds that a test can wait for."""
     monkeypatch.setattr(tracking, "_STEP", 3.0)
     monkeypatch.setattr(tracking, "_PAGES", 20)
-    monkeypatch.setattr(remote, "LONGEST", 2**22)
+    monkeypatch.setattr(server_module, "LONGEST", 2**22)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
@@ -57,7 +58,7 @@ def test_a_server_of_which_something_is_wrong_ends_in_a_sentence_and_in_time(
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.count("\n") == 1
-    assert "`python -m store publish` publishes it later" in told.err
+    assert "`python -m reports.mlflow sync` publishes it later" in told.err
     assert "hunter2" not in told.err
     assert "\x1b" not in told.err
 
@@ -147,7 +148,7 @@ def test_where_artifacts_are_sent(address: str, allowed: Path | None, *, refused
 
 def test_a_time_limit_is_left_as_it_was_found():
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(remote.TooLate), remote.within(0.05):
+    with pytest.raises(server_module.TooLate), server_module.within(0.05):
         time.sleep(10)
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -158,7 +159,7 @@ def test_other_threads_have_no_time_limit():
     seen: list[str] = []
 
     def wait() -> None:
-        with remote.within(0.01):
+        with server_module.within(0.01):
             time.sleep(0.05)
             seen.append("whole")
 

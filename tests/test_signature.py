@@ -32,9 +32,9 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
-from experiments import pack
-from experiments.record import canonical, digest
-from store import signature
+from experiments.bundle import writer
+from experiments.core.canonical_json import canonical, digest
+from store import signing
 from store.__main__ import main
 from store.archive import Archive, ArchiveError
 
@@ -44,8 +44,8 @@ MANIFEST = canonical(
 ).encode()
 OURS = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 THEIRS = Ed25519PrivateKey.from_private_bytes(b"b" * 32)
-ANNA = signature.key_id(OURS.public_key())
-SIGNED = signature.sign(MANIFEST, OURS)
+ANNA = signing.key_id(OURS.public_key())
+SIGNED = signing.sign(MANIFEST, OURS)
 
 
 def pem(key):
@@ -59,11 +59,11 @@ def enveloped(statement, key=OURS, **changes):
     payload = statement if isinstance(statement, bytes) else canonical(statement).encode()
     made = {
         "payload": base64.b64encode(payload).decode(),
-        "payloadType": signature.PAYLOAD_TYPE,
+        "payloadType": signing.PAYLOAD_TYPE,
         "signatures": [
             {
-                "keyid": signature.key_id(key.public_key()),
-                "sig": base64.b64encode(key.sign(signature.encoding(payload))).decode(),
+                "keyid": signing.key_id(key.public_key()),
+                "sig": base64.b64encode(key.sign(signing.encoding(payload))).decode(),
             }
         ],
     }
@@ -82,7 +82,7 @@ def statement():
 
 
 def test_the_envelope_is_the_same_each_time_and_says_what_it_is_about():
-    assert signature.sign(MANIFEST, OURS) == SIGNED == enveloped(statement())
+    assert signing.sign(MANIFEST, OURS) == SIGNED == enveloped(statement())
     assert statement() == {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": "manifest.json", "digest": {"sha256": digest(MANIFEST)}}],
@@ -100,7 +100,7 @@ def test_other_tools_verify_the_same_bytes():
     public = load_pem_public_key(statement()["predicate"]["publicKey"].encode())
     key = SSlibKey.from_crypto(public, ANNA)
     envelope = Envelope.from_dict(outer())
-    assert envelope.pae() == signature.encoding(base64.b64decode(outer()["payload"]))
+    assert envelope.pae() == signing.encoding(base64.b64decode(outer()["payload"]))
     assert list(envelope.verify([key], 1)) == [ANNA]
     other = SSlibKey.from_crypto(THEIRS.public_key(), ANNA)
     with pytest.raises(VerificationError):
@@ -110,20 +110,20 @@ def test_other_tools_verify_the_same_bytes():
 def test_an_envelope_of_another_tool_is_verified():
     from securesystemslib.signer import CryptoSigner  # noqa: PLC0415  (slow, and only here)
 
-    envelope = Envelope(base64.b64decode(outer()["payload"]), signature.PAYLOAD_TYPE, {})
+    envelope = Envelope(base64.b64decode(outer()["payload"]), signing.PAYLOAD_TYPE, {})
     envelope.sign(CryptoSigner(OURS, SSlibKey.from_crypto(OURS.public_key(), ANNA)))
-    assert signature.verified(MANIFEST, canonical(envelope.to_dict()).encode()) == ANNA
+    assert signing.verified(MANIFEST, canonical(envelope.to_dict()).encode()) == ANNA
 
 
 def test_who_signed_is_said_by_the_keys_of_the_reader_alone():
-    assert str(signature.judged(MANIFEST, SIGNED, {ANNA: "anna"})) == f"signed by anna (key {ANNA})"
-    assert str(signature.judged(MANIFEST, SIGNED, {"0" * 64: "bert"})) == f"signed by somebody unknown (key {ANNA})"
-    assert str(signature.judged(MANIFEST, None, {ANNA: "anna"})) == "not signed"
+    assert str(signing.judged(MANIFEST, SIGNED, {ANNA: "anna"})) == f"signed by anna (key {ANNA})"
+    assert str(signing.judged(MANIFEST, SIGNED, {"0" * 64: "bert"})) == f"signed by somebody unknown (key {ANNA})"
+    assert str(signing.judged(MANIFEST, None, {ANNA: "anna"})) == "not signed"
 
 
 # What is not as it was signed.
 
-BERT = signature.key_id(THEIRS.public_key())
+BERT = signing.key_id(THEIRS.public_key())
 RSA = rsa.generate_private_key(65537, 2048)
 
 
@@ -149,7 +149,7 @@ BROKEN = {
     "deep": (b"[" * 60000, "cannot be read"),
     "a key twice": (SIGNED[:-1] + b',"payload":""}', "same key twice"),
     "not canonical": (json.dumps(outer(), indent=1).encode(), "not canonical"),
-    "large": (SIGNED + b" " * signature.LARGEST, "at most 65536 are read"),
+    "large": (SIGNED + b" " * signing.LARGEST, "at most 65536 are read"),
     "a list": (b"[]", "must have exactly"),
     "one field more": (canonical({**outer(), "more": 1}).encode(), "must have exactly"),
     "one field less": (canonical({"payload": "x"}).encode(), "must have exactly"),
@@ -209,7 +209,7 @@ BROKEN = {
 def test_what_signing_would_not_have_made_is_refused_with_a_sentence(what):
     envelope, says = BROKEN[what]
     with pytest.raises(ArchiveError) as refused:
-        signature.verified(MANIFEST, envelope)
+        signing.verified(MANIFEST, envelope)
     assert says in str(refused.value)
     assert len(str(refused.value)) < 600
 
@@ -217,9 +217,9 @@ def test_what_signing_would_not_have_made_is_refused_with_a_sentence(what):
 def test_a_signature_of_another_manifest_is_refused():
     other = canonical({"schema": 1, "members": {}}).encode()
     with pytest.raises(ArchiveError, match="not of this bundle"):
-        signature.verified(other, SIGNED)
+        signing.verified(other, SIGNED)
     with pytest.raises(ArchiveError, match="lists no members"):
-        signature.sign(b"[]", OURS)
+        signing.sign(b"[]", OURS)
 
 
 @st.composite
@@ -235,7 +235,7 @@ def damaged(draw):
 def test_no_damaged_envelope_is_signed_by_anybody(envelope):
     if envelope != SIGNED:
         with pytest.raises(ArchiveError):
-            signature.judged(MANIFEST, envelope, {ANNA: "anna"})
+            signing.judged(MANIFEST, envelope, {ANNA: "anna"})
 
 
 def test_no_bit_of_an_envelope_can_be_flipped():
@@ -244,7 +244,7 @@ def test_no_bit_of_an_envelope_can_be_flipped():
         envelope = bytearray(SIGNED)
         envelope[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ArchiveError):
-            signature.judged(MANIFEST, bytes(envelope), {ANNA: "anna"})
+            signing.judged(MANIFEST, bytes(envelope), {ANNA: "anna"})
 
 
 JSON = st.recursive(
@@ -276,7 +276,7 @@ def test_no_statement_but_our_own_is_taken_even_if_its_signature_is_right(path, 
     made = put(statement(), path, what)
     if canonical(made) != canonical(statement()):
         with pytest.raises(ArchiveError):
-            signature.verified(MANIFEST, enveloped(made, key))
+            signing.verified(MANIFEST, enveloped(made, key))
 
 
 @settings(max_examples=300, deadline=None)
@@ -285,37 +285,37 @@ def test_nothing_in_an_envelope_can_be_something_else(path, what):
     made = put(outer(), path, what)
     if canonical(made) != canonical(outer()):
         with pytest.raises(ArchiveError):
-            signature.verified(MANIFEST, canonical(made).encode())
+            signing.verified(MANIFEST, canonical(made).encode())
 
 
 # Keys.
 
 
 def test_a_new_pair_of_keys_is_for_its_owner_and_never_written_over(tmp_path):
-    private, public, key = signature.make_key(tmp_path / "lab.2026")
+    private, public, key = signing.make_key(tmp_path / "lab.2026")
     assert (private.name, public.name) == ("lab.2026.key", "lab.2026.pub")
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert signature.trusted([public]) == {key: "lab.2026"}
-    assert signature.key_id(signature.private_key(private).public_key()) == key
+    assert signing.trusted([public]) == {key: "lab.2026"}
+    assert signing.key_id(signing.private_key(private).public_key()) == key
     before = private.read_bytes()
     for gone in (None, public):
         if gone:
             gone.unlink()
         with pytest.raises(ArchiveError, match="is there already"):
-            signature.make_key(tmp_path / "lab.2026")
+            signing.make_key(tmp_path / "lab.2026")
     assert private.read_bytes() == before
     with pytest.raises(ArchiveError, match="cannot be written"):
-        signature.make_key(tmp_path / "none" / "lab")
+        signing.make_key(tmp_path / "none" / "lab")
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
 def test_keys_of_openssl_do(tmp_path):
     for command in ("genpkey -algorithm ed25519 -out lab.key", "pkey -in lab.key -pubout -out lab.pub"):
         subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True)
-    key = signature.private_key(tmp_path / "lab.key")
-    names = signature.trusted([tmp_path])
-    said = str(signature.judged(MANIFEST, signature.sign(MANIFEST, key), names))
-    assert said == f"signed by lab (key {signature.key_id(key.public_key())})"
+    key = signing.private_key(tmp_path / "lab.key")
+    names = signing.trusted([tmp_path])
+    said = str(signing.judged(MANIFEST, signing.sign(MANIFEST, key), names))
+    assert said == f"signed by lab (key {signing.key_id(key.public_key())})"
 
 
 def nothing_typed(prompt):
@@ -325,14 +325,14 @@ def nothing_typed(prompt):
 def test_an_encrypted_key_asks_for_its_passphrase(tmp_path):
     path = tmp_path / "lab.key"
     path.write_bytes(OURS.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
-    assert signature.private_key(path, lambda _: "secret").public_key() == OURS.public_key()
+    assert signing.private_key(path, lambda _: "secret").public_key() == OURS.public_key()
     for wrong in ("wrong", ""):
         with pytest.raises(ArchiveError, match="cannot be read with this passphrase"):
-            signature.private_key(path, lambda _, wrong=wrong: wrong)
+            signing.private_key(path, lambda _, wrong=wrong: wrong)
     with pytest.raises(ArchiveError, match="no passphrase was given"):
-        signature.private_key(path, nothing_typed)
+        signing.private_key(path, nothing_typed)
     with pytest.raises(ArchiveError, match="is encrypted: sign at a terminal"):
-        signature.private_key(path)
+        signing.private_key(path)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_an_encrypted_key_asks_for_its_passphrase(tmp_path):
 def test_what_is_no_private_key_is_a_sentence(tmp_path, content, says):
     (tmp_path / "lab.key").write_bytes(content)
     with pytest.raises(ArchiveError) as refused:
-        signature.private_key(tmp_path / "lab.key")
+        signing.private_key(tmp_path / "lab.key")
     assert says in str(refused.value)
 
 
@@ -357,8 +357,8 @@ def test_trusted_keys_come_out_of_files_and_folders(tmp_path):
     for name, key in (("anna", OURS), ("bert", THEIRS)):
         (tmp_path / f"{name}.pub").write_bytes(pem(key.public_key()))
     (tmp_path / "notes.txt").write_text("no key")
-    assert signature.trusted([tmp_path, tmp_path / "anna.pub"]) == {ANNA: "anna", BERT: "bert"}
-    assert signature.trusted([]) == {}
+    assert signing.trusted([tmp_path, tmp_path / "anna.pub"]) == {ANNA: "anna", BERT: "bert"}
+    assert signing.trusted([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_what_cannot_be_trusted_is_a_sentence(tmp_path, name, content, says):
     elif name == "folder":
         path.mkdir()
     with pytest.raises(ArchiveError) as refused:
-        signature.trusted([tmp_path / "keys", path])
+        signing.trusted([tmp_path / "keys", path])
     assert says in str(refused.value)
 
 
@@ -391,7 +391,7 @@ def test_two_keys_of_one_name_are_refused(tmp_path, name):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{called}.pub").write_bytes(pem(key.public_key()))
     with pytest.raises(ArchiveError) as refused:
-        signature.trusted([tmp_path / "ours", tmp_path / "theirs"])
+        signing.trusted([tmp_path / "ours", tmp_path / "theirs"])
     for said in (f"{name}.pub is key {BERT}", f"anna is the name of key {ANNA} already", "rename one of the files"):
         assert said in str(refused.value)
 
@@ -413,16 +413,16 @@ def test_a_key_for_which_anybody_can_sign_is_nobodys(tmp_path, point):
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(point))
     (tmp_path / "anna.pub").write_bytes(pem(key))
     with pytest.raises(ArchiveError, match=r"anna\.pub is a point of small order: anybody can sign for it"):
-        signature.trusted([tmp_path])
-    said = signature._statement(MANIFEST, key)
-    signatures = [{"keyid": signature.key_id(key), "sig": signature._base64(NEUTRAL + bytes(32))}]
+        signing.trusted([tmp_path])
+    said = signing._statement(MANIFEST, key)
+    signatures = [{"keyid": signing.key_id(key), "sig": signing._base64(NEUTRAL + bytes(32))}]
     made = {
-        "payload": signature._base64(said),
-        "payloadType": signature.PAYLOAD_TYPE,
+        "payload": signing._base64(said),
+        "payloadType": signing.PAYLOAD_TYPE,
         "signatures": signatures,
     }
     with pytest.raises(ArchiveError, match="its public key is a point of small order"):
-        signature.judged(MANIFEST, canonical(made).encode(), {})
+        signing.judged(MANIFEST, canonical(made).encode(), {})
 
 
 def test_the_neutral_point_does_verify_what_nobody_has_signed():
@@ -431,14 +431,14 @@ def test_the_neutral_point_does_verify_what_nobody_has_signed():
 
 
 def test_keys_that_are_made_are_of_no_small_order():
-    assert not any(signature.has_small_order(Ed25519PrivateKey.generate().public_key()) for _ in range(50))
+    assert not any(signing.has_small_order(Ed25519PrivateKey.generate().public_key()) for _ in range(50))
 
 
 def test_a_byte_order_mark_before_a_key_is_overlooked(tmp_path):
     (tmp_path / "anna.pub").write_bytes(b"\xef\xbb\xbf" + pem(OURS.public_key()))
     (tmp_path / "anna.key").write_bytes(b"\xef\xbb\xbf" + pem(OURS))
-    assert signature.trusted([tmp_path]) == {ANNA: "anna"}
-    assert signature.private_key(tmp_path / "anna.key").public_key() == OURS.public_key()
+    assert signing.trusted([tmp_path]) == {ANNA: "anna"}
+    assert signing.private_key(tmp_path / "anna.key").public_key() == OURS.public_key()
 
 
 # The command line.
@@ -472,9 +472,9 @@ def members(path):
 def packed(path, contents):
     """A bundle of these members just as they are, sealed: whoever changes one can seal it again."""
     path.unlink(missing_ok=True)
-    pack._zip(path, contents)
+    writer._zip(path, contents)
     with path.open("r+b") as file:
-        pack.seal(file)
+        writer.seal(file)
 
 
 def resigned(source, target, envelope):
@@ -482,7 +482,7 @@ def resigned(source, target, envelope):
 
 
 def test_check_says_who_signed(folder, capsys):
-    key = next(iter(signature.trusted([folder / "anna.pub"])))
+    key = next(iter(signing.trusted([folder / "anna.pub"])))
     unknown = f"signed by somebody unknown (key {key})\nsigned.zip: no problems\n"
     by_anna = f"signed by anna (key {key})\nsigned.zip: no problems\n"
     assert told(capsys, "check", "signed.zip") == (0, unknown, "")
@@ -495,7 +495,7 @@ def test_check_says_who_signed(folder, capsys):
 
 def test_trust_may_be_given_twice(folder, capsys):
     """The keys of the first were forgotten."""
-    key = next(iter(signature.trusted([folder / "anna.pub"])))
+    key = next(iter(signing.trusted([folder / "anna.pub"])))
     by_anna = f"signed by anna (key {key})\nsigned.zip: no problems\n"
     assert told(capsys, "check", "signed.zip", "--trust", "anna.pub", "--trust", "bert.pub") == (0, by_anna, "")
     (folder / "more").mkdir()
@@ -509,7 +509,7 @@ def test_check_says_so_to_programs(folder, capsys):
     def asked(*arguments):
         return json.loads(told(capsys, "check", "--json", *arguments)[1])["signature"]
 
-    key = next(iter(signature.trusted([folder / "anna.pub"])))
+    key = next(iter(signing.trusted([folder / "anna.pub"])))
     assert asked("signed.zip", "--trust", ".") == {"key": key, "name": "anna"}
     assert asked("signed.zip") == {"key": key, "name": None}
     assert asked("plain.zip") == {"key": None, "name": None}
@@ -543,7 +543,7 @@ def test_a_signature_that_cannot_be_unpacked_is_refused(folder, capsys):
     content[info.header_offset + 30 + len(info.filename) + 40] ^= 0xFF
     (folder / "torn.zip").write_bytes(content)
     with (folder / "torn.zip").open("r+b") as file:
-        pack.seal(file)
+        writer.seal(file)
     assert told(capsys, "check", "torn.zip")[0] == 1
     status, shown, said = told(capsys, "add", "torn.zip", "--archive", "sqlite:///new/archive.db")
     assert (status, shown, "nothing was added" in said) == (2, "", True)
@@ -558,7 +558,7 @@ def test_of_what_does_not_match_its_manifest_nobody_is_said_to_have_signed_it(fo
 
 def test_whoever_signs_what_another_has_made_is_named_as_its_signer(folder, capsys):
     """A signature says who vouches for a bundle, not who made it; and it can be taken off."""
-    resigned("signed.zip", "theirs.zip", signature.sign(members("signed.zip")["manifest.json"], THEIRS))
+    resigned("signed.zip", "theirs.zip", signing.sign(members("signed.zip")["manifest.json"], THEIRS))
     assert f"unknown (key {BERT})" in told(capsys, "check", "theirs.zip", "--trust", ".")[1]
     rest = {name: one for name, one in members("signed.zip").items() if name != "signature.json"}
     packed(folder / "taken.zip", rest)

@@ -16,14 +16,16 @@ import roots
 from commands import Pasting
 from roots import HEAD, PROJECT
 
-from experiments import catalogue, snippet_check
-from experiments.engine.forks import Forks
-from experiments.scenario import expectation_to_json, raises, refuses
+from experiments.core.expectations import expectation_to_json
+from experiments.planning import catalogue
+from experiments.runner.fork_client import Forks
+from experiments.scenario import raises, refuses
 from experiments.scenario import shows as observes
-from experiments.snippet import asked, find, written
-from experiments.snippet_source import SnippetError
-from experiments.snippet_text import Wanted, snippet
-from experiments.worker.state import _readers
+from experiments.snippet import check as check_module
+from experiments.snippet.__main__ import asked, find, written
+from experiments.snippet.source import SnippetError
+from experiments.snippet.text import Wanted, snippet
+from experiments.worker.switches import _readers
 
 NOTE = "checkpoint/attention_policy_ends_before_recomputation"
 SAMPLE = (
@@ -594,8 +596,8 @@ def check(root, forked, monkeypatch):
     def checked(snippet, spec, reference, *, fresh=False):
         with monkeypatch.context() as patch:
             if not fresh:
-                patch.setattr(snippet_check.launch, "run", forked)
-            return snippet_check.check(snippet, spec, reference, root)
+                patch.setattr(check_module.supervisor, "run", forked)
+            return check_module.check(snippet, spec, reference, root)
 
     return checked
 
@@ -726,7 +728,7 @@ def test_a_case_that_does_not_repeat_itself_is_not_compared_by_its_numbers(root,
     """Nothing seeds it. Another ending would be found all the same."""
     whole, spec, reference = of(root, entries, "a/unseeded", "squares_again")
     result = check(whole, spec, reference, fresh=True)
-    assert (result.difference, snippet_check.MOVES in result.seen) == ("", True)
+    assert (result.difference, check_module.MOVES in result.seen) == ("", True)
     damaged = replace(whole, text=whole.text.replace("total.backward()", "total.backwards()"))
     assert "raises AttributeError" in check(damaged, spec, reference, fresh=True).difference
 
@@ -745,7 +747,7 @@ def test_a_reference_that_the_case_disturbs_is_found(root, entries, check):
             "helper",
         ),
         ("torch.manual_seed(scenario.threads)\n" + SQUARES, "'scenario', which is this project's"),
-        (SQUARES.replace("return", "from experiments import record\n    return"), "imports this project"),
+        (SQUARES.replace("return", "from experiments import core\n    return"), "imports this project"),
         ("squares = scenario.reference(lambda weight: weight.sum())\n", "defines no function squares"),
     ],
 )

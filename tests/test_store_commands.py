@@ -15,7 +15,8 @@ import pytest
 import samples
 from commands import forked, started
 
-from experiments.record import Observed, Operator, StateChange, digest
+from experiments.core.canonical_json import digest
+from experiments.core.observation import Observed, Operator, StateChange
 from store.archive import Archive
 
 ROOT = Path(__file__).parents[1]

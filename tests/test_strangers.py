@@ -13,18 +13,19 @@ import pytest
 import samples
 from test_across import Lab, facts, kept
 
-from experiments import pack
 from experiments.__main__ import _evidence
-from experiments.causes import FLIP, OPEN, environment
-from experiments.classes import CAPABILITY
-from experiments.record import canonical, digest, machine_identity
-from reports import files
+from experiments.analysis.causes import FLIP, OPEN, environment
+from experiments.analysis.settings import CAPABILITY
+from experiments.bundle import layout, writer
+from experiments.core.canonical_json import canonical, digest
+from experiments.core.environment import machine_identity
+from reports import build
 from reports.sources import BundleSource
 from store import sweeps
 from store.__main__ import main as store
 from store.archive import Archive, ArchiveError
-from store.bundle import add_bundle, add_whole, check_bundle, export
-from store.signature import make_key, private_key, sign
+from store.bundles import add_bundle, add_whole, check_bundle, export
+from store.signing import make_key, private_key, sign
 
 AHEAD = "9999-01-01T00:00:00.000Z"
 SAME, OTHER = (1.0, 2.0), (1.0, 3.0)
@@ -47,8 +48,8 @@ def ours(lab, tmp_path):
 def sent(lab, path, *records, key=None):
     """A sealed bundle of these records alone, as anybody makes one, whatever we would refuse to write."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "refuse_excess", lambda _: None)
-        pack.write(path, pack.members([one.text() for one in records], lab.bench.blobs.get), key)
+        patch.setattr(layout, "refuse_excess", lambda _: None)
+        writer.write(path, writer.members([one.text() for one in records], lab.bench.blobs.get), key)
     return path
 
 
@@ -131,7 +132,7 @@ def test_in_a_bundle_no_digest_of_a_document_is_taken_for_the_identity_of_a_comp
 
 
 def causes(archive, sweep, nowhere):
-    made = files.report(archive, sweep, "stem", nowhere)
+    made = build.report(archive, sweep, "stem", nowhere)
     return {one.name: [cause.word for cause in made.across.causes.get(one.name, ())] for one in made.across.others}
 
 
@@ -195,7 +196,7 @@ def test_tables_show_where_a_record_came_from(lab, ours, tmp_path, capsys, monke
     assert store(["list", "--json", *args]) == 0
     origins = [one["origin"] for one in json.loads(capsys.readouterr().out)]
     assert [one and one["file"] for one in origins] == [None, None, "theirs.zip", "loose/"]
-    made = files.report(archive, sweep, "stem", tmp_path / "nothing")
+    made = build.report(archive, sweep, "stem", tmp_path / "nothing")
     ((name, origin),) = [(one.name, one.origin) for one in made.across.others]
     assert (name, origin.startswith("archive: theirs.zip, signed by key ")) == ("default-two", True)
     assert "| archive: theirs.zip, signed by key " in made.text
@@ -208,7 +209,7 @@ def test_what_came_from_two_files_is_two_settings(lab, ours, tmp_path):
         (tmp_path / str(number)).mkdir()
         record = forged(lab.replay("b", numbers, on=facts("two")).plain, lab)
         add_bundle(archive, sent(lab, tmp_path / str(number) / "theirs.zip", record))
-    made = files.report(archive, sweep, "stem", tmp_path / "nothing")
+    made = build.report(archive, sweep, "stem", tmp_path / "nothing")
     assert [one.name for one in made.across.others] == ["default-two", "default-two-2"]
     assert len({one.origin for one in made.across.others}) == 2
     assert all(one.origin.startswith("archive: theirs.zip ") for one in made.across.others)
@@ -219,7 +220,7 @@ def test_the_gate_is_held_against_published_settings_only(lab, ours, tmp_path):
 
     archive, sweep = ours
     add_bundle(archive, sent(lab, tmp_path / "theirs.zip", lab.replay("b", OTHER, on=facts("two")).plain))
-    found = files.report(archive, sweep, "stem", tmp_path / "nothing").across
+    found = build.report(archive, sweep, "stem", tmp_path / "nothing").across
     assert len(found.others) == 1
     assert _held_against(found, "") == []
 
@@ -232,7 +233,7 @@ def test_the_latest_sweep_is_the_one_that_came_in_last_however_the_clock_went(la
     asked = samples.spec("c")
     monkeypatch.setattr(sweeps, "now", lambda: "2025-01-01T00:00:00.000000Z")
     second = archive.begin_sweep([asked], "a" * 64).id
-    assert files.latest(archive) == second
+    assert build.latest(archive) == second
     assert [one.id for one in archive.sweeps()] == [first, second]
 
 
@@ -285,4 +286,4 @@ def test_a_flip_that_somebody_brought_is_no_column(lab, ours, tmp_path):
     add_bundle(
         archive, sent(lab, tmp_path / "t.zip", lab.replay("b", OTHER, on=facts(cap="AVX2"), environment=name).plain)
     )
-    assert files.report(archive, sweep, "stem", tmp_path / "nothing").across.others == ()
+    assert build.report(archive, sweep, "stem", tmp_path / "nothing").across.others == ()

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from test_across import Lab, facts, kept
 from test_report import OPENING, TOGETHER, assert_safe
 
-from experiments.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
-from reports import files, summary
+from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
+from reports import build
 from reports.__main__ import main
-from store.bundle import export
+from reports.ci import github_summary
+from store.bundles import export
 
 ROOT = Path(__file__).parents[1]
 VERDICTS = [Verdict(word, ()) for word in (AS_EXPECTED, AS_EXPECTED, NOT_AS_EXPECTED, CANNOT_SAY)]
@@ -52,7 +53,7 @@ def beside(lab, cases=1, **words):
 
 
 def text(found, sweep="a-sweep", report="outputs/reports/a-sweep.md"):
-    return "\n\n".join("\n".join(one) for one in summary.sections(sweep, VERDICTS, found, Path(report)))
+    return "\n\n".join("\n".join(one) for one in github_summary.sections(sweep, VERDICTS, found, Path(report)))
 
 
 def test_it_says_what_came_of_the_sweep_and_where_its_report_is(lab):
@@ -88,11 +89,11 @@ def test_proven_causes_are_listed_and_their_absence_is_said(lab):
 
 
 def test_at_most_so_many_pairs_are_shown_and_the_rest_counted(lab):
-    for number in (summary.SHOWN, summary.SHOWN + 3):
+    for number in (github_summary.SHOWN, github_summary.SHOWN + 3):
         made = text(beside(lab, number))
         assert f"## {number} pairs differ beyond rounding" in made
-        assert made.count("| different outcome | a pass ended otherwise |") == summary.SHOWN
-        assert ("And 3 more: see the report." in made) == (number > summary.SHOWN)
+        assert made.count("| different outcome | a pass ended otherwise |") == github_summary.SHOWN
+        assert ("And 3 more: see the report." in made) == (number > github_summary.SHOWN)
 
 
 @pytest.mark.parametrize("place", ["message", "environment", "scenario", "host", "sweep", "report"])
@@ -109,9 +110,9 @@ PARTS = [["# Head", "", "one"], ["## Second", "", "x" * 500], ["## Third", "", "
 
 def test_it_is_appended_to_what_other_steps_have_written(tmp_path):
     path = tmp_path / "summary.md"
-    assert summary.append(path, PARTS) == []
+    assert github_summary.append(path, PARTS) == []
     path.write_text("Another step's.\n" + path.read_text())
-    assert summary.append(path, PARTS[:1]) == []
+    assert github_summary.append(path, PARTS[:1]) == []
     long = "x" * 500
     whole = f"\n# Head\n\none\n\n## Second\n\n{long}\n\n## Third\n\nthree\n"
     assert path.read_text() == f"Another step's.\n{whole}\n# Head\n\none\n"
@@ -120,7 +121,7 @@ def test_it_is_appended_to_what_other_steps_have_written(tmp_path):
 def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
     path = tmp_path / "summary.md"
     path.write_bytes(b"y" * 100)
-    assert summary.append(path, PARTS, limit=400) == ["Second"]
+    assert github_summary.append(path, PARTS, limit=400) == ["Second"]
     made = path.read_text()[100:]
     assert made == (
         "\n# Head\n\none\n\n## Third\n\nthree\n\n"
@@ -130,17 +131,17 @@ def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
 
 def test_a_file_that_is_full_stays_as_it_is(tmp_path):
     path = tmp_path / "summary.md"
-    path.write_bytes(b"y" * summary.LIMIT)
-    assert summary.append(path, PARTS) == ["Head", "Second", "Third"]
-    assert path.stat().st_size == summary.LIMIT
+    path.write_bytes(b"y" * github_summary.LIMIT)
+    assert github_summary.append(path, PARTS) == ["Head", "Second", "Third"]
+    assert path.stat().st_size == github_summary.LIMIT
 
 
 def test_the_limit_is_what_github_shows(tmp_path):
     path = tmp_path / "summary.md"
-    assert summary.append(path, [["# Head", "x" * (summary.LIMIT - 10)]]) == []
-    assert path.stat().st_size == summary.LIMIT - 1
+    assert github_summary.append(path, [["# Head", "x" * (github_summary.LIMIT - 10)]]) == []
+    assert path.stat().st_size == github_summary.LIMIT - 1
     (tmp_path / "other.md").write_bytes(b"y")
-    assert summary.append(tmp_path / "other.md", [["# Head", "x" * (summary.LIMIT - 10)]]) == ["Head"]
+    assert github_summary.append(tmp_path / "other.md", [["# Head", "x" * (github_summary.LIMIT - 10)]]) == ["Head"]
 
 
 @few
@@ -153,7 +154,7 @@ def test_a_file_stays_below_its_limit_and_every_section_is_shown_or_named(tmp_pa
     path = tmp_path_factory.mktemp("summary") / "summary.md"
     path.write_bytes(b"y" * there)
     parts = [[f"## Part{at}", "ü" * size] for at, size in enumerate(sizes)]
-    left = summary.append(path, parts, limit)
+    left = github_summary.append(path, parts, limit)
     made = path.read_text()[there:]
     assert path.stat().st_size < max(limit, there + 1)
     for part in parts:
@@ -169,7 +170,7 @@ def test_a_file_stays_below_its_limit_and_every_section_is_shown_or_named(tmp_pa
 @pytest.fixture
 def place(lab, tmp_path, monkeypatch):
     """A folder with an archive of one sweep of two cases, and bundles of two other computers, of which one differs."""
-    monkeypatch.delenv(summary.VARIABLE, raising=False)
+    monkeypatch.delenv(github_summary.VARIABLE, raising=False)
     theirs = [lab.replay("a", on=facts("two", cap="AVX2")), lab.replay("b", (1.0, 2.5), on=facts("two", cap="AVX2"))]
     agreeing = [lab.replay("a", on=facts("three"))]
     (tmp_path / "published").mkdir()
@@ -181,7 +182,7 @@ def place(lab, tmp_path, monkeypatch):
     own = [lab.replay("a").plain, lab.replay("b").plain]
     archive, _ = kept(tmp_path, "ours", *own, bench=lab.bench)
     archive.close()
-    monkeypatch.setattr(files, "PUBLISHED", tmp_path / "published")
+    monkeypatch.setattr(build, "PUBLISHED", tmp_path / "published")
     return tmp_path
 
 
@@ -247,22 +248,22 @@ def test_junit_is_written_where_it_is_asked_for(place, capsys):
 
 
 def test_the_summary_goes_into_the_file_that_github_names(place, capsys, monkeypatch):
-    monkeypatch.setenv(summary.VARIABLE, str(place / "summary.md"))
+    monkeypatch.setenv(github_summary.VARIABLE, str(place / "summary.md"))
     assert reports(place, "--github-summary") == 0
     made = (place / "summary.md").read_text()
     assert capsys.readouterr().out.strip() in made
     assert "Of 2 replays: 2 as expected" in made
     assert "## 1 pair differs beyond rounding" in made
-    (place / "summary.md").write_bytes(b"y" * (summary.LIMIT - 400))
+    (place / "summary.md").write_bytes(b"y" * (github_summary.LIMIT - 400))
     assert reports(place, "--github-summary") == 0
-    assert (place / "summary.md").stat().st_size < summary.LIMIT
+    assert (place / "summary.md").stat().st_size < github_summary.LIMIT
     assert "left out of the summary, which is full: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [None, ""])
 def test_without_github_there_is_nowhere_to_put_a_summary(place, capsys, monkeypatch, value):
     if value is not None:
-        monkeypatch.setenv(summary.VARIABLE, value)
+        monkeypatch.setenv(github_summary.VARIABLE, value)
     assert reports(place, "--github-summary") == 2
     out, err = capsys.readouterr()
     assert "GITHUB_STEP_SUMMARY is not set" in err
@@ -316,7 +317,7 @@ def test_a_gate_with_nothing_to_hold_it_against_is_no_pass(place, capsys):
 def test_what_the_archive_has_of_other_settings_was_not_published(lab, place, capsys):
     shutil.rmtree(place / "published")
     other = lab.replay("b", (1.0, 2.5), on=facts(cap="AVX2"), environment="avx2").plain
-    with files.Archive.open(f"sqlite:///{place}/ours.db", place / "ours") as archive:
+    with build.Archive.open(f"sqlite:///{place}/ours.db", place / "ours") as archive:
         archive.add_text(other.text(), lab.bench.blobs.get)
     assert reports(place) == 0
     assert "`avx2`" in Path(capsys.readouterr().out.strip()).read_text()

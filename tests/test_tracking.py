@@ -20,13 +20,19 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from experiments.record import Record, Tensor, digest, replays
-from experiments.scenario import agrees, differs, expectation_to_json, raises
-from store import publisher
+from experiments.core import text as text_module
+from experiments.core.canonical_json import digest
+from experiments.core.expectations import expectation_to_json
+from experiments.core.observation import Tensor
+from experiments.core.record import Record
+from experiments.core.replay import replays
+from experiments.scenario import agrees, differs, raises
+from reports.markdown import elements
+from reports.mlflow import run_content
+from reports.mlflow.__main__ import main
+from reports.mlflow.sync import Orders, add_arguments, synchronize
+from reports.mlflow.tracking import Tracking, TrackingError
 from store.archive import Archive
-from store.publish import Orders, add_publish_arguments, main_publish
-from store.tracking import Tracking, TrackingError
-from store.ui import main_ui
 from tests import samples
 
 # mlflow 3.17's own, under SQLAlchemy 2.1.
@@ -51,13 +57,13 @@ class Lab:
     def command(self) -> list[str]:
         place = ["--archive", f"sqlite:///{self.folder / 'archive.db'}", "--blobs", str(self.folder / "blobs")]
         where = ["--tracking", self.uri, "--artifacts", str(self.folder / "artifacts")]
-        return [sys.executable, "-m", "store", "publish", *place, *where]
+        return [sys.executable, "-m", "reports.mlflow", "sync", *place, *where]
 
     def publish(self, *options: str) -> int:
         parser = argparse.ArgumentParser()
-        add_publish_arguments(parser)
+        add_arguments(parser)
         where = ["--tracking", self.uri, "--artifacts", str(self.folder / "artifacts")]
-        return main_publish(self.archive, parser.parse_args([*where, *options]))
+        return synchronize(self.archive, parser.parse_args([*where, *options]))
 
     def runs(self) -> dict[str, Any]:
         """Every run by name."""
@@ -202,7 +208,7 @@ def test_a_run_holds_parameters_metrics_tags_and_artifacts(lab: Lab):
     assert run.data.metrics["operators/forward"] == 1
     assert run.data.tags["twofold.verdict"] == "as expected"
     assert run.data.tags["twofold.record.profiled"] == digest(records[2].text())
-    assert run.info.start_time == publisher.milliseconds(records[1].ending.started_at)
+    assert run.info.start_time == run_content.milliseconds(records[1].ending.started_at)
     assert run.info.end_time == run.info.start_time + 1250
     files = Path(run.info.artifact_uri.removeprefix("file://"))
     assert (files / "records/plain.json").read_text() == records[1].text()
@@ -291,7 +297,7 @@ def test_a_newer_number_replaces_the_older_even_if_it_is_smaller(lab: Lab, tmp_p
     """MLflow shows the largest of several values of one step, so each writing has a step of its own."""
     usual(lab)
     sweep = lab.archive.sweeps()[0]
-    page = publisher.summary(sweep, "checkpoint", [])
+    page = run_content.summary(sweep, "checkpoint", [])
     with Tracking(lab.uri, tmp_path / "artifacts") as tracking:
         tracking.prepare()
         for value in (5.0, 3.0):
@@ -356,11 +362,11 @@ def test_long_values_are_cut_visibly_with_the_digest_of_the_whole(lab: Lab):
     assert lab.publish() == 0
     run = next(run for name, run in lab.runs().items() if name != lab.sweep)
     for text in (run.data.params["why"], run.data.params["parameter.p"]):
-        assert len(text) == publisher.PARAM
+        assert len(text) == run_content.PARAM
         assert text.endswith(f"[…cut: 30000 characters in all, SHA-256 {digest(long)}]")
     assert digest(long) in run.data.tags["mlflow.note.content"]
-    assert len(run.data.tags["mlflow.note.content"]) <= publisher.NOTE
-    assert all(len(text) <= publisher.NOTE for text in run.data.tags.values())
+    assert len(run.data.tags["mlflow.note.content"]) <= run_content.NOTE
+    assert all(len(text) <= run_content.NOTE for text in run.data.tags.values())
 
 
 def test_numbers_that_are_none_become_a_tag(lab: Lab):
@@ -391,22 +397,22 @@ def test_hostile_text_stays_text(lab: Lab):
 
 
 def test_a_source_cannot_leave_its_folder(tmp_path: Path):
-    assert publisher._below("sources", "../../etc/passwd") == "sources/etc/passwd"
-    assert publisher._below("sources", "..") == "sources/unnamed"
-    assert publisher._below("sources", "C:\\x\\y.py").startswith("sources/C_-")
+    assert run_content._below("sources", "../../etc/passwd") == "sources/etc/passwd"
+    assert run_content._below("sources", "..") == "sources/unnamed"
+    assert run_content._below("sources", "C:\\x\\y.py").startswith("sources/C_-")
 
 
 def test_names_that_mlflow_refuses_are_replaced_and_stay_apart():
-    assert publisher.key("a b.c-d_1") == "a b.c-d_1"
-    assert publisher.key("a[0]") != publisher.key("a(0)")
-    assert publisher.key("..") != publisher.key(".")
+    assert text_module.key("a b.c-d_1") == "a b.c-d_1"
+    assert text_module.key("a[0]") != text_module.key("a(0)")
+    assert text_module.key("..") != text_module.key(".")
 
 
 def test_code_in_a_note_cannot_be_ended_from_within():
-    shown = publisher.block("before\n```\nafter")
+    shown = elements.block("before\n```\nafter")
     assert shown.startswith("````\n")
     assert shown.endswith("\n````")
-    assert publisher.code("a `` b") == "``` a `` b ```"
+    assert elements.code("a `` b") == "``` a `` b ```"
 
 
 def test_a_replay_without_a_plain_pass_is_not_called_finished(lab: Lab):
@@ -425,7 +431,7 @@ def test_without_mlflow_one_sentence_says_how_to_publish_later(lab: Lab, capsys:
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
-    assert "python -m store publish" in said.err
+    assert "python -m reports.mlflow sync" in said.err
 
 
 @pytest.mark.parametrize("uri", ["nonsense://x/y", "sqlite:////dev/null/x/mlflow.db", "http://127.0.0.1:9/"])
@@ -510,7 +516,7 @@ def test_a_driver_is_never_kept_waiting_by_an_unreachable_mlflow(lab: Lab):
     assert process.returncode == 2
     assert json.loads(out) == {"published": 0, "skipped": 0, "failed": 6}
     assert err.count("\n") == 1
-    assert "python -m store publish" in err
+    assert "python -m reports.mlflow sync" in err
     assert "Traceback" not in err
 
 
@@ -544,7 +550,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_user_interface_says_that_nothing_was_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main_ui(["--tracking", f"sqlite:///{tmp_path / 'none.db'}"]) == 2
+    assert main(["ui", "--tracking", f"sqlite:///{tmp_path / 'none.db'}"]) == 2
     assert "nothing has been published yet" in capsys.readouterr().err
 
 
@@ -552,7 +558,7 @@ def test_the_user_interface_names_another_port(lab: Lab, capsys: pytest.CaptureF
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert main_ui(["--tracking", lab.uri, "--port", str(taken.getsockname()[1])]) == 2
+        assert main(["ui", "--tracking", lab.uri, "--port", str(taken.getsockname()[1])]) == 2
     assert "is taken; try another one" in capsys.readouterr().err
 
 
@@ -562,7 +568,7 @@ def test_the_user_interface_answers_and_ends_with_its_parent(lab: Lab, ending: s
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "store.ui", "--port", port, "--tracking", lab.uri]
+    command = [sys.executable, "-m", "reports.mlflow", "ui", "--port", port, "--tracking", lab.uri]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout.readline().startswith(f"http://127.0.0.1:{port}")
         process.send_signal(ending)
@@ -586,11 +592,11 @@ def test_the_user_interface_is_told_its_addresses_by_environment(tmp_path: Path,
 
         wait = poll
 
-    monkeypatch.setattr("store.ui.subprocess.Popen", Process)
+    monkeypatch.setattr("reports.mlflow.ui.subprocess.Popen", Process)
     before = {ending: signal.getsignal(ending) for ending in (signal.SIGTERM, signal.SIGHUP)}
     try:
         uri = "postgresql://lab:hunter2@127.0.0.1:9/mlflow"
-        assert main_ui(["--tracking", uri, "--artifacts", str(tmp_path / "a b"), "--port", "0"]) == 2
+        assert main(["ui", "--tracking", uri, "--artifacts", str(tmp_path / "a b"), "--port", "0"]) == 2
     finally:
         for ending, handler in before.items():
             signal.signal(ending, handler)
@@ -601,5 +607,5 @@ def test_the_user_interface_is_told_its_addresses_by_environment(tmp_path: Path,
 
 def test_mlflow_is_imported_only_when_it_is_needed():
     """`python -m store list` must not pay 1.35 s for it."""
-    code = "import sys, store.publish, store.ui, store.__main__; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, reports.mlflow.__main__, store.__main__; sys.exit('mlflow' in sys.modules)"
     assert run([sys.executable, "-c", code]).returncode == 0

@@ -9,15 +9,26 @@ from random import Random
 import pytest
 import samples
 
-from experiments import verdict
-from experiments.record import Memory, Observed, Operator, Record, Replay, StateChange, Tensor, canonical, parse
+from experiments.core import verdict
+from experiments.core.canonical_json import canonical, parse
+from experiments.core.expectations import ScenarioError, expectation_from_json, expectation_to_json
+from experiments.core.observation import Memory, Observed, Operator, StateChange, Tensor
+from experiments.core.record import Record
+from experiments.core.replay import Replay
+from experiments.core.verdict import (
+    AS_EXPECTED,
+    CANNOT_SAY,
+    NOT_AS_EXPECTED,
+    Context,
+    contexts,
+    ending,
+    judge,
+    looking_changed,
+)
 from experiments.scenario import (
-    ScenarioError,
     agrees,
     dies,
     differs,
-    expectation_from_json,
-    expectation_to_json,
     hangs,
     holds,
     no_gradient,
@@ -28,16 +39,6 @@ from experiments.scenario import (
     shows,
     state_differs,
     varies,
-)
-from experiments.verdict import (
-    AS_EXPECTED,
-    CANNOT_SAY,
-    NOT_AS_EXPECTED,
-    Context,
-    contexts,
-    ending,
-    judge,
-    looking_changed,
 )
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -16,13 +16,13 @@ from urllib.parse import quote
 import pytest
 
 from experiments import __main__ as job
-from experiments.publishing import Publishing
-from store import publish, tracking, viewfile
+from experiments.app.mlflow_process import Publishing
+from reports.mlflow import database_file, sync, tracking
+from reports.mlflow.__main__ import main
+from reports.mlflow.database_file import fault, make_whole, move_aside, spelled
+from reports.mlflow.tracking import Published, Tracking
 from store.database import sqlite_file, sqlite_url
 from store.errors import ArchiveError
-from store.tracking import Published, Tracking
-from store.ui import main_ui
-from store.viewfile import fault, make_whole, move_aside, spelled
 from tests.test_tracking import ROOT, Lab, empty_store, lab, usual
 
 __all__ = ["empty_store", "lab"]
@@ -217,8 +217,8 @@ def test_the_user_interface_says_how_a_store_that_cannot_be_used_is_made_again(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ):
     change(lab.folder / "mlflow.db", HALF)
-    assert main_ui(["--tracking", lab.uri]) == 2
-    assert "`python -m store publish` keeps it under another name and makes a new one" in capsys.readouterr().err
+    assert main(["ui", "--tracking", lab.uri]) == 2
+    assert "`python -m reports.mlflow sync` keeps it under another name and makes a new one" in capsys.readouterr().err
 
 
 def names(file: Path) -> list[str]:
@@ -290,12 +290,12 @@ def test_where_mlflow_can_never_be_used_nobody_is_told_to_publish_later(monkeypa
     view = SimpleNamespace(enabled=True, uri="sqlite:///outputs/mlflow.db", artifacts="")
     asked = SimpleNamespace(tracking=view, archive=where)
     assert job._browse(asked) == "make ui"
-    monkeypatch.setattr(viewfile, "find_spec", lambda _: SimpleNamespace(origin="/50%done/mlflow/__init__.py"))
+    monkeypatch.setattr(database_file, "find_spec", lambda _: SimpleNamespace(origin="/50%done/mlflow/__init__.py"))
     assert job._browse(asked) == "python -m store list"
-    monkeypatch.setattr(publish, "_publish", fails)
+    monkeypatch.setattr(sync, "_publish", fails)
     given = argparse.Namespace(tracking=view.uri, artifacts=None, follow=None)
-    assert publish.main_publish(mock.MagicMock(), given) == 2
-    assert publish._given_up(tracking.ImpossibleError(said), Published(), mock.MagicMock(), "", iter([])) == 2
+    assert sync.synchronize(mock.MagicMock(), given) == 2
+    assert sync._given_up(tracking.ImpossibleError(said), Published(), mock.MagicMock(), "", iter([])) == 2
     told = capsys.readouterr().err
     assert told.count(f"{said}. Nothing is lost: the archive has it all, and `python -m store list` shows it.") == 2
     assert "later" not in told

@@ -14,8 +14,10 @@ import pytest
 import roots
 from roots import HEAD, PROJECT, Lab
 
-from experiments import launch
-from experiments.record import SAMPLES, Record, digest, sample_positions
+from experiments.core.canonical_json import digest
+from experiments.core.record import Record
+from experiments.core.sampling import SAMPLES, sample_positions
+from experiments.runner import source_copy, supervisor
 
 NOTE = "checkpoint/attention_policy_ends_before_recomputation"
 BLOCKED = ("hydra", "omegaconf", "mlflow", "sqlalchemy", "alembic", "pydantic", "rich", "numpy")
@@ -430,7 +432,7 @@ def test_fresh_equals_fresh(note, tmp_path):
     """Another process, another hash seed and a verified copy of the sources leave the same evidence."""
     case = "chosen_around_the_forward"
     first = note.ran(NOTE, case, pass_="profiled")
-    copied = launch.copy_sources(PROJECT, tmp_path / "copied")
+    copied = source_copy.copy_sources(PROJECT, tmp_path / "copied")
     assert {name: digest((copied.root / name).read_bytes()) for name in copied.digests} == copied.digests
     again = roots.run(
         note.spec(NOTE, case, pass_="profiled", hash_seed=4711, repeat=1, sources="copied"),
@@ -495,7 +497,7 @@ def test_the_worker_needs_the_standard_library_and_torch_only(note, blocker):
 
 
 def test_a_listing_needs_the_standard_library_and_torch_only(lab, blocker, tmp_path):
-    listed = launch.describe(lab.root, "", tmp_path / "catalogue.json", blocker)
+    listed = supervisor.describe(lab.root, "", tmp_path / "catalogue.json", blocker)
     errors = {entry["name"]: entry["error"] for entry in listed["scenarios"]}
     assert errors["a/cases"] is None
 
@@ -516,7 +518,7 @@ def theirs(tmp_path, monkeypatch):
 def test_a_user_s_own_experiments_folder_is_not_touched(lab, theirs, tmp_path):
     variables, loaded = theirs
     ran = lab.ran("a/cases", "whose_modules", variables=variables)
-    launch.describe(lab.root, "", tmp_path / "catalogue.json", variables)
+    supervisor.describe(lab.root, "", tmp_path / "catalogue.json", variables)
     assert ran.observed("experiments").value == "experiments"
     assert ran.observed("its marker").value is False
     assert ran.observed("path").value == []

@@ -152,18 +152,18 @@ def main(arguments: list[str]) -> int:
         describe.write(Path(arguments[1]), ROOT)
         return 0
     if arguments == ["--serve"]:
-        from experiments.worker import server  # noqa: PLC0415 - as above
+        from experiments.worker import fork_server  # noqa: PLC0415 - as above
 
-        server.serve(ROOT, _end_with_parent)
+        fork_server.serve(ROOT, _end_with_parent)
         return 0
     if len(arguments) == 1 and not arguments[0].startswith("-"):
         _end_group_with_parent(_own_stdin(), arguments[0])
         from experiments.worker import limits  # noqa: PLC0415 - as above
 
         limits.apply(Path(arguments[0]))
-        from experiments.worker import replay  # noqa: PLC0415 - imports torch, under the limits
+        from experiments.worker import case  # noqa: PLC0415 - imports torch, under the limits
 
-        replay.run(Path(arguments[0]).resolve(), ROOT)
+        case.run(Path(arguments[0]).resolve(), ROOT)
         return 0
     print("usage: __main__.py FOLDER | --describe FILE | --serve", file=sys.stderr)
     return 2

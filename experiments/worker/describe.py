@@ -18,9 +18,11 @@ from typing import Any, Callable
 
 import torch.utils.checkpoint  # noqa: F401 - before the forks, so that each of them has it
 
-from ..record import canonical, digest, parse
-from ..scenario import Case, Scenario, expectation_to_json
-from . import errors, machine, replay, spawned
+from ..core.canonical_json import canonical, digest, parse
+from ..core.expectations import expectation_to_json
+from ..scenario import Case, Scenario
+from . import case as case_module
+from . import exceptions, machine, spawned
 
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 COMMON = ("torch._dynamo", "torch._dynamo.backends.common", "torch.nn.attention.flex_attention", "functorch.compile")
@@ -52,7 +54,7 @@ def _entry(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    module = replay.load(path, spawned.MODULE)
+    module = case_module.load(path, spawned.MODULE)
     scenario: Scenario = module.scenario
     title, _, text = (module.__doc__ or "").strip().partition("\n")
     inputs = scenario.input_parameters()
@@ -115,7 +117,7 @@ def _contained(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         made = describe()
         canonical(made)  # a parameter may be anything
     except BaseException as error:  # noqa: BLE001 - a scenario file may raise anything
-        return _broken(f"{type(error).__name__}: {errors.message(error)}")
+        return _broken(f"{type(error).__name__}: {exceptions.message(error)}")
     else:
         return made
 

@@ -19,8 +19,8 @@ from typing import Any, Mapping
 
 import torch
 
-from ..record import recorded_variables
-from . import state
+from ..core.environment import recorded_variables
+from . import switches
 
 
 def facts(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def facts(environment: Mapping[str, str]) -> dict[str, Any]:
         "system": _system(),
         "python": _python(),
         "compiler": _compiler(),
-        "switches": state.snapshot(),
+        "switches": switches.snapshot(),
         "variables": recorded_variables(environment),
     }
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Iterator
 
 import torch
 
-from ..record import Source, digest
-
-OURS = ("__init__.py", "record.py", "scenario.py", "worker/*.py")
-"""Below `experiments/`: what a worker runs beside the scenario itself."""
+from ..core.canonical_json import digest
+from ..core.observation import Source
+from ..core.rooms import WORKER, program_files
 
 TORCH = (
     "version.py",
@@ -35,7 +35,9 @@ def loaded(root: Path, scenario: str) -> Iterator[tuple[Source, str]]:
 
 
 def files(root: Path, scenario: str) -> Iterator[Path]:
-    """Our files that a worker runs for this scenario."""
-    for pattern in OURS:
-        yield from (root / "experiments").glob(pattern)
-    yield root / "experiments" / "scenarios" / f"{scenario}.py"
+    """Our files that this process has loaded, and the scenario's."""
+    package = root / "experiments"
+    rooms = program_files(package, WORKER)
+    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    yield from (path for path in rooms if str(path) in loaded)
+    yield package / "scenarios" / f"{scenario}.py"

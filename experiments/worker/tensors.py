@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..bounds import LONGEST_NAME, MOST_DIMENSIONS
-from ..record import Tensor, digest, sample_positions
+from ..core.bounds import LONGEST_NAME, MOST_DIMENSIONS
+from ..core.canonical_json import digest
+from ..core.observation import Tensor
+from ..core.sampling import sample_positions
 from .blobs import Blobs
 
 BUCKETS = 1024

@@ -1,0 +1,1 @@
+"""What many records show together: series, settings of computers, agreement classes, causes."""

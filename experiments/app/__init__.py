@@ -1,0 +1,1 @@
+"""The programs of the lab: parts of the sweep command, and what make starts."""

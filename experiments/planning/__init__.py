@@ -1,0 +1,1 @@
+"""From configuration and catalogue to a plan: the specs of a sweep."""

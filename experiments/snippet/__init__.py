@@ -1,0 +1,1 @@
+"""Prints one case as a script to paste, after running it."""

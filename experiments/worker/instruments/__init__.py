@@ -1,0 +1,1 @@
+"""Instruments: what looks at a case while it runs."""

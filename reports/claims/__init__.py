@@ -1,0 +1,1 @@
+"""Claims and advice: how evidence decides them, and what the two notes claimed."""
