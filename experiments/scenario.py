@@ -1,25 +1,25 @@
-"""The words a scenario file is written in: `Scenario`, its marks, and what a case is expected to show.
+"""Interface for scenario files: `Scenario`, its marks, the expectations of a case, and `observe`.
 
-A scenario file holds one fault or one claim about torch. It imports torch and this module, makes one
+A scenario file contains one fault or one claim about torch. It imports torch and this module, creates one
 `Scenario`, and marks plain functions::
 
     scenario = Scenario(source="https://...")
 
     @scenario.inputs                          # seed -> {name: tensor}, float32 on the CPU
-    @scenario.reference                       # the calculation as it should be
+    @scenario.reference                       # the correct calculation
     @scenario.broken(raises(...))             # a way in which it goes wrong, and how that shows
-    @scenario.repair(agrees(bitwise=True))    # a way to put it right, and how close it comes
+    @scenario.repair(agrees(bitwise=True))    # a way to repair it, and how close the result is
     @scenario.control(agrees(...), why="...") # a variant that cannot go wrong here, and why
 
 A case takes the inputs by name (and its variant's parameters, by name) and returns the scalar to
 differentiate; the worker calls `backward()` on it. A case that must stay inside a `with` block while
 the gradients are computed *yields* the scalar instead: the worker differentiates, then lets it end.
-A case marked ``gradient=False`` is not differentiated and may return nothing: what it observes is compared.
+A case marked ``gradient=False`` is not differentiated and may return nothing: its observed values are compared.
 
 Marks may be stacked on one function, each with its own variants (`over=`, `dtypes=`) or devices (`on=`),
 because the same call can break on one device and be a control on another.
 
-Only the standard library is imported here, and nothing newer than Python 3.9: workers load this file.
+Imports only the standard library, and nothing newer than Python 3.9, because workers load this file.
 """
 
 from __future__ import annotations
@@ -71,63 +71,63 @@ CAUSES = (
 """What makes a case go wrong, in a recomputation or anywhere: the closed vocabulary of `cause=`."""
 
 VARYING = ("results", "endings", "values")
-"""What `varies` can speak of."""
+"""Allowed values of `varies(of=...)`."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
 MEASURED = ("briefly", "at length")
-"""How long a case takes whose memory or time is the point: under ten seconds on two cores, or more."""
+"""How long a case about memory or time takes on two cores: under ten seconds, or more."""
 
 
 def raises(error: type[BaseException] | str, text: str = "") -> Raises:
-    """The case ends with `error` (a class or its qualified name) and a message that contains `text`."""
+    """Expect the case to end with `error` (a class or its qualified name) and a message that contains `text`."""
     return Raises(type=error if isinstance(error, str) else qualified_name(error), text=text)
 
 
 def agrees(*, bitwise: bool = False, within_rounding: bool = False) -> Agrees:
-    """Output and gradients have the reference's bits, or differ from it by no more than rounding."""
+    """Expect output and gradients to equal the reference bit for bit, or to differ by no more than rounding."""
     if bitwise == within_rounding:
         raise ScenarioError("agrees() takes exactly one of bitwise=True and within_rounding=True")
     return Agrees(bitwise=bitwise)
 
 
 def differs(*, by_at_least: float) -> Differs:
-    """No error, and some output or gradient is off by at least this much, in its own unit."""
+    """Expect no error, and some output or gradient to differ from the reference by at least this much, absolute."""
     if not by_at_least > 0:
         raise ScenarioError(f"differs(by_at_least={by_at_least!r}) shows nothing; give a size above 0")
     return Differs(by_at_least=by_at_least)
 
 
 def recomputes_without(operator: str) -> RecomputesWithout:
-    """The forward pass ran `operator`, the recomputation did not."""
+    """Expect the forward pass, but not the recomputation, to run `operator`."""
     return RecomputesWithout(operator=operator)
 
 
 def state_differs(name: str) -> StateDiffers:
-    """The process-wide switch `name` is left other than it was found."""
+    """Expect the process-wide switch `name` to have another value after the case than before."""
     return StateDiffers(name=name)
 
 
 def no_gradient(*names: str) -> NoGradient:
-    """The inputs `names` require a gradient and get none."""
+    """Expect the inputs `names` to require a gradient but get none."""
     if not names:
         raise ScenarioError("no_gradient() needs the names of the inputs that get none")
     return NoGradient(names=names)
 
 
 def peaks(phase: str = "forward", *, at_least: int | None = None, at_most: int | None = None) -> Peaks:
-    """Memory in use during `phase` peaks between these bytes above what was held at its start."""
-    _range("peaks", phase, at_least, at_most)
+    """Expect peak memory during `phase` to be between these numbers of bytes above that at its start."""
+    _check_range("peaks", phase, at_least, at_most)
     return Peaks(phase=phase, at_least=at_least, at_most=at_most)
 
 
 def holds(phase: str = "forward", *, at_least: int | None = None, at_most: int | None = None) -> Holds:
-    """Memory still held at the end of `phase` lies between these bytes above what was held at its start."""
-    _range("holds", phase, at_least, at_most)
+    """Expect memory at the end of `phase` to be between these numbers of bytes above that at its start."""
+    _check_range("holds", phase, at_least, at_most)
     return Holds(phase=phase, at_least=at_least, at_most=at_most)
 
 
-def _range(word: str, phase: str, at_least: int | None, at_most: int | None) -> None:
+def _check_range(word: str, phase: str, at_least: int | None, at_most: int | None) -> None:
     if phase not in ("inputs", "forward", "backward"):
         raise ScenarioError(f"{word}(): phase {phase!r} is unknown; known are inputs, forward, backward")
     if at_least is not None and at_most is not None and at_least > at_most:
@@ -139,8 +139,8 @@ def _range(word: str, phase: str, at_least: int | None, at_most: int | None) -> 
 
 
 def shows(values: Mapping[str, Any] | None = None, **named: Any) -> Shows:
-    """The case observed exactly these values, whichever way it ended: ``shows(compiled=False)``, or
-    ``shows({"calls that ran compiled": 0})`` where the name is no identifier.
+    """Expect the case to observe exactly these values, however it ends: ``shows(compiled=False)``, or
+    ``shows({"calls that ran compiled": 0})`` if the name is not an identifier.
     """
     found = {**(values or {}), **named}
     if not found:
@@ -149,24 +149,24 @@ def shows(values: Mapping[str, Any] | None = None, **named: Any) -> Shows:
 
 
 def refuses(*, bytes: int) -> Refuses:
-    """Torch refuses one allocation of exactly `bytes` bytes."""
+    """Expect torch to refuse one allocation of exactly `bytes` bytes."""
     return Refuses(bytes=bytes)
 
 
 def hangs() -> Hangs:
-    """The case does not end within its time limit."""
+    """Expect the case not to end within its time limit."""
     return Hangs()
 
 
 def dies(*, by: str = "") -> Dies:
-    """The process dies, by this signal name or exit code."""
+    """Expect the process to die, by this signal name or exit code."""
     return Dies(by=by)
 
 
 def varies(*, at_least: float = 0.0, at_most: float = 1.0, of: str = "results") -> Varies:
-    """Results differ from run to run; between these shares of the repeats fail, or finish with other tensors or
-    observed values than most of them: ``of="results"``. ``of="endings"`` counts those that fail only,
-    ``of="values"`` those that finish with other values only.
+    """Expect results to differ from run to run: the share of repeats that fail, or finish with other tensors or
+    observed values than most of them, is between these bounds (``of="results"``). ``of="endings"`` counts only
+    failures, ``of="values"`` only repeats that finish with other values.
     """
     if not 0 <= at_least <= at_most <= 1:
         raise ScenarioError(f"varies(at_least={at_least!r}, at_most={at_most!r}) is not a range within 0 and 1")
@@ -178,7 +178,7 @@ def varies(*, at_least: float = 0.0, at_most: float = 1.0, of: str = "results") 
 
 
 def qualified_name(error: type[BaseException]) -> str:
-    """``module.Name``, or the bare name of a builtin."""
+    """Return ``module.Name``, or the bare name of a builtin."""
     return error.__qualname__ if error.__module__ == "builtins" else f"{error.__module__}.{error.__qualname__}"
 
 
@@ -202,15 +202,15 @@ class Case:
     expectations: tuple[Expectation, ...]
     variants: tuple[Variant, ...]
     on: tuple[str, ...]
-    """Devices for which this mark speaks."""
+    """Devices to which this mark applies."""
     needs: tuple[str, ...]
-    """What must be there, such as ``cuda`` or ``torch>=2.11``; without it the outcome is `not_run`."""
+    """Requirements, such as ``cuda`` or ``torch>=2.11``; if one is not met, the outcome is `not_run`."""
     cause: str | None
-    """From `CAUSES`: what made the recomputation differ. None where nothing did."""
+    """From `CAUSES`: what makes the case go wrong. None if nothing does."""
     why: str
     """For a control: why it cannot break here. Empty otherwise."""
     reference: str | None
-    """Name of the reference it is compared with. None for the scenario's first one."""
+    """Name of the reference that it is compared with. None for the scenario's first one."""
     fork_safe: bool
     """False if the case must not run in a fork of a process that has imported torch."""
     timeout: float | None
@@ -218,24 +218,24 @@ class Case:
     memory: int | None
     """Bytes; None for the sweep's own limit."""
     output: int | None
-    """Bytes kept of each of stdout and stderr; None for the sweep's own limit."""
+    """Bytes stored of each of stdout and stderr; None for the sweep's own limit."""
     disk: int | None
     """Bytes; None for the sweep's own limit."""
     gradient: bool
     """False if it is not differentiated: its inputs require no gradient, and only outputs are compared."""
     warm_up: bool
-    """True to call it once beforehand, unobserved: for memory, and where a first call compiles."""
+    """True to call it once beforehand, unobserved: for memory, and if the first call compiles."""
     profiled: bool
-    """False if no profiled pass is wanted: its operators are not the point."""
+    """False to skip the profiled pass, if the case is not about operators."""
     measured: str
-    """From `MEASURED`, if its memory or time is the point. Empty where warm_up, its expectations or a series say so
-    already, or nothing does.
+    """From `MEASURED`, if the case is about memory or time. Empty if warm_up, its expectations or a series say so
+    already, or if it is not.
     """
     run: Callable[..., Any] = field(compare=False)
 
 
 class Scenario:
-    """Collects the inputs and the cases of one file. The marks return the function unchanged."""
+    """The inputs and the cases of one file. Marks return the function unchanged."""
 
     def __init__(
         self,
@@ -247,9 +247,9 @@ class Scenario:
         rounding: bool = False,
     ) -> None:
         """`source` says where the claim comes from; `threads` is the number of compute threads;
-        `replays` how many times each case is replayed, None for the sweep's default; `suites` the named
-        selections beside `full` that include it. `rounding=True` measures rounding by float64 references although no
-        case asks for it, so that replays in other settings can be ranked.
+        `replays` is how often each case is replayed, None for the sweep's default; `suites` are the named
+        selections besides `full` that include it. `rounding=True` measures rounding with float64 references although
+        no case requires it, so that replays under other settings can be ranked.
         """
         if not source:
             raise ScenarioError("a scenario needs a source: where the claim or the report comes from")
@@ -262,9 +262,9 @@ class Scenario:
         self._inputs: Callable[..., Mapping[str, Any]] | None = None
 
     def inputs(self, function: Function) -> Function:
-        """Mark the function that makes the inputs: ``seed -> {name: tensor}``.
+        """Mark the function that creates the inputs: ``seed -> {name: tensor}``.
 
-        Parameters of a variant that it names beside `seed` are passed to it as well.
+        Parameters of a variant that it takes in addition to `seed` are passed to it as well.
         """
         if self._inputs is not None:
             raise ScenarioError(f"{function.__name__}: the scenario has its inputs already")
@@ -283,53 +283,53 @@ class Scenario:
         timeout: float | None = None,
         memory: int | None = None,
     ) -> Any:
-        """Mark the calculation as it should be. With several, the first is what cases are compared with
-        unless their mark says `reference=`. It runs in whichever variants its cases have: their dtypes,
-        and those of their parameters that it takes by name. Used bare, or with options.
+        """Mark the correct calculation. If there are several, cases are compared with the first one unless their
+        mark has `reference=`. It runs in the variants of its cases: their dtypes, and those of their parameters
+        that it takes by name. Used as ``@scenario.reference`` or with options.
         """
 
         def mark(function: Function) -> Function:
             options: dict[str, Any] = {"timeout": timeout, "memory": memory}
             looks: dict[str, Any] = {"gradient": gradient, "warm_up": warm_up, "profiled": profiled}
-            self._add(function, "reference", (), on=on, needs=needs, **options, **looks)
+            self._add_case(function, "reference", (), on=on, needs=needs, **options, **looks)
             return function
 
         return mark if function is None else mark(function)
 
     def broken(self, *expectations: Expectation, cause: str, **options: Any) -> Callable[[Function], Function]:
         """Mark a way in which the calculation goes wrong, and why (`cause=`, from `CAUSES`)."""
-        return self._mark("broken", expectations, cause=cause, **options)
+        return self._mark_case("broken", expectations, cause=cause, **options)
 
     def repair(self, *expectations: Expectation, **options: Any) -> Callable[[Function], Function]:
-        """Mark a way to put it right."""
-        return self._mark("repair", expectations, **options)
+        """Mark a way to repair the calculation."""
+        return self._mark_case("repair", expectations, **options)
 
     def control(self, *expectations: Expectation, why: str, **options: Any) -> Callable[[Function], Function]:
         """Mark a variant that cannot break on this device or torch, and say why."""
-        return self._mark("control", expectations, why=why, **options)
+        return self._mark_case("control", expectations, why=why, **options)
 
     def make_inputs(self, seed: int, parameters: Mapping[str, Parameter]) -> Mapping[str, Any]:
-        """The inputs for `seed`, given the variant's parameters that the inputs function names."""
+        """Return the inputs for `seed` and those of the variant's parameters that the inputs function takes."""
         if self._inputs is None:
             raise ScenarioError("the scenario has no @scenario.inputs")
         wanted = {name: parameters[name] for name in self.input_parameters() if name in parameters}
         return self._inputs(seed, **wanted)
 
     def input_parameters(self) -> tuple[str, ...]:
-        """Names, beside the seed, that the inputs depend on."""
+        """Return the names of the parameters, except the seed, that the inputs depend on."""
         if self._inputs is None:
             raise ScenarioError("the scenario has no @scenario.inputs")
         return tuple(inspect.signature(self._inputs).parameters)[1:]
 
     def parameters_of(self, case: Case, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """Those of `parameters` that `case` or the inputs take by name: the variant of a reference that
-        belongs to a case with these parameters.
+        """Return those of `parameters` that `case` or the inputs take by name: the variant of the reference for
+        a case with these parameters.
         """
         taken = set(self.input_parameters()) | set(inspect.signature(case.run).parameters)
         return {name: value for name, value in parameters.items() if name in taken}
 
     def find(self, name: str, parameters: Mapping[str, Parameter], dtype: str, device: str) -> Case:
-        """The case of this name that holds `parameters` and `dtype` on `device`; a reference holds any.
+        """Return the case of this name with the variant `parameters`, `dtype` on `device`; a reference has any variant.
 
         Raises ScenarioError if there is none.
         """
@@ -340,18 +340,18 @@ class Scenario:
                 return case
         raise ScenarioError(f"no case {name} with {dict(parameters)} in {dtype} on {device}")
 
-    def _mark(
+    def _mark_case(
         self, role: Role, expectations: tuple[Expectation, ...], **options: Any
     ) -> Callable[[Function], Function]:
         def mark(function: Function) -> Function:
             if not expectations:
                 raise ScenarioError(f"{function.__name__}: a {role} case says what it is expected to show")
-            self._add(function, role, expectations, **options)
+            self._add_case(function, role, expectations, **options)
             return function
 
         return mark
 
-    def _add(
+    def _add_case(
         self,
         function: Callable[..., Any],
         role: Role,
@@ -375,10 +375,10 @@ class Scenario:
         measured: str = "",
     ) -> None:
         name = function.__name__
-        _check(name, "cause", [] if cause is None else [cause], CAUSES)
-        _check(name, "dtype", dtypes, DTYPES)
-        _check(name, "device", on, DEVICES)
-        _check(name, "measured", [measured] if measured else [], MEASURED)
+        _check_values(name, "cause", [] if cause is None else [cause], CAUSES)
+        _check_values(name, "dtype", dtypes, DTYPES)
+        _check_values(name, "device", on, DEVICES)
+        _check_values(name, "measured", [measured] if measured else [], MEASURED)
         if role == "control" and not why:
             raise ScenarioError(f"{name}: a control says why it cannot break")
         for kind, looked, option in ((RecomputesWithout, profiled, "profiled"), (NoGradient, gradient, "gradient")):
@@ -388,7 +388,7 @@ class Scenario:
             name=name,
             role=role,
             expectations=expectations,
-            variants=tuple(Variant(parameters, dtype) for parameters in _expand(over) for dtype in dtypes),
+            variants=tuple(Variant(parameters, dtype) for parameters in _expand_variants(over) for dtype in dtypes),
             on=tuple(on),
             needs=tuple(needs),
             cause=cause,
@@ -410,16 +410,16 @@ class Scenario:
         self.cases.append(case)
 
 
-def _check(name: str, what: str, found: Sequence[str], allowed: Sequence[str]) -> None:
+def _check_values(name: str, what: str, found: Sequence[str], allowed: Sequence[str]) -> None:
     for value in found:
         if value not in allowed:
             raise ScenarioError(f"{name}: {what} {value!r} is unknown; known are {', '.join(allowed)}")
 
 
-def _expand(
+def _expand_variants(
     over: Mapping[str, Sequence[Parameter]] | Sequence[Mapping[str, Parameter]],
 ) -> list[dict[str, Parameter]]:
-    """A table of values becomes every combination; a list of variants stays as it is."""
+    """Expand a table of values to all combinations; a list of variants is kept as it is."""
     if isinstance(over, Mapping):
         names = sorted(over)
         return [dict(zip(names, values)) for values in itertools.product(*(over[name] for name in names))]
@@ -436,16 +436,16 @@ def _refuse_overlap(case: Case, other: Case) -> None:
             raise ScenarioError(f"{case.name}: marked twice for {dict(variant.parameters)} in {variant.dtype}")
 
 
-# What a case may say about itself while it runs. The worker listens; without one, nothing happens.
+# Values that a case observes while it runs. The worker listens; without a worker, nothing happens.
 
 _listeners: list[Callable[[str, Any, str, float | None], None]] = []
 
 
 def observe(name: str, value: Any, *, measurement: bool = False, tolerance: float | None = None) -> None:
-    """Keep a number, text, flag or tensor under `name`, as evidence that a replay must repeat.
+    """Record a number, text, boolean or tensor under `name`, as evidence that a replay must repeat.
 
-    With ``measurement=True`` it is kept and shown but a replay need not repeat it; `tolerance` is the
-    relative difference that is still called the same.
+    With ``measurement=True`` it is recorded and shown, but a replay need not repeat it; `tolerance` is the
+    relative difference up to which values count as equal.
     """
     for listener in _listeners:
         listener(name, value, "measurement" if measurement else "evidence", tolerance)

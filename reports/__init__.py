@@ -1,1 +1,1 @@
-"""What it shows: evidence reports from records, and what they say about published claims."""
+"""Evidence reports from records, and what the records say about published claims."""

@@ -1,11 +1,11 @@
-"""What there is to say about a set of replays, as values: no file is read and nothing is rendered here."""
+"""The comparison of the replays of one sweep, as values: no file is read and nothing is rendered here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from experiments.analysis.series import Measured, measured, points, unmeasured
+from experiments.analysis.series import Measured, measured_series, points, unmeasured_series
 from experiments.core.agreement import Agreement, rank
 from experiments.core.canonical_json import digest
 from experiments.core.observation import Operator
@@ -15,7 +15,7 @@ from experiments.core.replay import Replay
 from experiments.core.rounding import Allowance, allowances
 from experiments.core.tensor_diff import Difference, differences
 from experiments.core.tensor_values import Fetch
-from experiments.core.verdict import Context, Verdict, contexts, judge, looking_changed
+from experiments.core.verdict import Context, Verdict, contexts, instrument_effect, judge
 
 
 @dataclass(frozen=True)
@@ -35,42 +35,45 @@ class Case:
 
     @property
     def first(self) -> Judged:
+        """The first replay."""
         return self.judged[0]
 
     @property
     def scenario(self) -> str:
+        """The name of its scenario."""
         return self.first.replay.spec.question.scenario
 
     @property
     def label(self) -> str:
+        """Its name with its parameters."""
         return self.first.replay.spec.question.label()
 
     @property
     def is_float64(self) -> bool:
-        """A reference that only serves to measure rounding."""
+        """Whether it is a reference that only serves to measure rounding."""
         question = self.first.replay.spec.question
         return question.dtype != question.input_dtype
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has every output and gradient that its reference has, and no other."""
+        """Whether it has exactly the outputs and gradients of its reference."""
         reference = self.first.context.reference
-        return reference is not None and _made(self.first.replay.plain) == _made(reference.plain)
+        return reference is not None and _tensor_names(self.first.replay.plain) == _tensor_names(reference.plain)
 
     @property
     def endings(self) -> list[str]:
-        """How its replays ended, in a word or two, each ending once."""
-        return list(dict.fromkeys(_ending(one.replay.plain) for one in self.judged))
+        """The distinct endings of its replays, in a word or two each."""
+        return list(dict.fromkeys(_ending_text(one.replay.plain) for one in self.judged))
 
 
-def _made(record: Record | None) -> list[tuple[str, str]]:
-    """Role and name of each output and gradient that there is."""
+def _tensor_names(record: Record | None) -> list[tuple[str, str]]:
+    """Return role and name of each output and gradient of a record."""
     seen = record.observation if record else None
     return [(t.role, t.name) for t in (seen.tensors if seen else ()) if t.role != "input" and t.digest is not None]
 
 
-def _ending(record: Record | None) -> str:
-    """The outcome without its message, which is shown once where it matters."""
+def _ending_text(record: Record | None) -> str:
+    """Return the outcome without its message, which is shown once where it matters."""
     if record is None:
         return "plain pass missing"
     outcome = record.outcome
@@ -81,18 +84,18 @@ def _ending(record: Record | None) -> str:
 
 @dataclass(frozen=True)
 class Numbers:
-    """How one tensor of a case differs from the reference, and each of them from float64."""
+    """Differences of one tensor of a case from the reference, and of both from float64."""
 
     case: Case
     against_reference: Difference
     own_error: Difference | None
-    """Of the case against float64. None if there is no float64 reference."""
+    """The difference of the case from float64. None if there is no float64 reference."""
     allowed: Allowance | None
     """What counts as rounding. None if there is no float64 reference."""
 
     @property
     def share(self) -> float:
-        """How much of what rounding allows the case uses up; of tensors that cannot be measured, none."""
+        """The share of what rounding allows that the case uses up; 0 for tensors that cannot be measured."""
         if self.own_error is None or self.allowed is None or not self.allowed.total:
             return 0.0
         return self.own_error.absolute / self.allowed.total
@@ -100,7 +103,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Operators:
-    """A forward pass beside its recomputation."""
+    """The operators of a forward pass, aligned with those of its recomputation."""
 
     case: Case
     record: Record
@@ -108,7 +111,7 @@ class Operators:
 
     @property
     def first(self) -> int | None:
-        """Place of the first difference. None if there is none.
+        """The index of the first difference. None if there is none.
 
         A recomputation stops once it has what it needs, so operators that only the forward pass has at the
         end are not a difference.
@@ -119,14 +122,14 @@ class Operators:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Whether the replays of one case agree: the widest rank among its pairs with the first replay."""
+    """Whether the replays of one case agree: the widest rank of any replay compared with the first."""
 
     case: Case
     agreement: Agreement
     copied: bool
-    """True if one of them ran from copied sources with the digests of the originals."""
+    """True if one of them ran from copied sources whose digests equal those of the originals."""
     audited: bool
-    """True if it ran both in a fork and in a fresh interpreter under another hash seed."""
+    """True if the case ran both in a fork and in a fresh interpreter under another hash seed."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +145,14 @@ class Comparison:
     machines: tuple[tuple[str, Mapping[str, Any]], ...]
     """Digest and facts of each machine document."""
     titles: Mapping[str, str]
-    """What each scenario is about, by its name."""
+    """Title of each scenario, by its name."""
     series: tuple[Measured, ...]
 
 
 def compare(
     replays: Sequence[Replay], fetch: Fetch, machines: Mapping[str, Any], titles: Mapping[str, str]
 ) -> Comparison:
-    """Judge, rank and measure the replays of a sweep. `machines` are its machine documents by digest."""
+    """Judge, rank and measure the replays of a sweep; `machines` are its machine documents by digest."""
     judged = [
         Judged(replay, judge(replay, context), context) for replay, context in zip(replays, contexts(replays, fetch))
     ]
@@ -160,10 +163,10 @@ def compare(
         numbers=tuple(row for case in cases for row in _numbers(case, fetch)),
         operators=tuple(row for case in cases for row in _operators(case)),
         repeats=repeats,
-        gaps=(*(gap for case in cases for gap in _gaps(case)), *_unmeasured(replays)),
+        gaps=(*(gap for case in cases for gap in _gaps(case)), *_unmeasured_series(replays)),
         machines=tuple(sorted(machines.items())),
         titles=titles,
-        series=tuple(measured(point for replay in replays for point in points(replay))),
+        series=tuple(measured_series(point for replay in replays for point in points(replay))),
     )
 
 
@@ -189,19 +192,19 @@ def _numbers(case: Case, fetch: Fetch) -> list[Numbers]:
 
 
 def _operators(case: Case) -> list[Operators]:
-    """Cases that recompute: their operators side by side."""
+    """Return the aligned operators of a case that recomputes; empty for any other."""
     profiled = case.first.replay.records.get("profiled")
     if profiled is None or profiled.observation is None or not profiled.observation.operators:
         return []
     listed = profiled.observation.operators
     if not listed.get("recomputation"):
         return []
-    forward, again = (_without_detach(listed.get(phase, ())) for phase in ("forward", "recomputation"))
+    forward, again = (_drop_detach(listed.get(phase, ())) for phase in ("forward", "recomputation"))
     return [Operators(case, profiled, tuple(align(forward, again)))]
 
 
-def _without_detach(operators: Sequence[Operator]) -> list[Operator]:
-    """Checkpoint detaches what it saves again, in the recomputation only."""
+def _drop_detach(operators: Sequence[Operator]) -> list[Operator]:
+    """Drop `aten::detach`: checkpoint detaches what it saves, but only in the recomputation."""
     return [operator for operator in operators if operator.name != "aten::detach"]
 
 
@@ -213,19 +216,20 @@ def _repeats(case: Case, fetch: Fetch) -> Repeats:
         if exact and reference and exact.plain and reference.plain
         else None
     )
-    ranked = [rank(*_alike(first.replay, other.replay), fetch, allowed) for other in others]
+    ranked = [rank(*_shared_passes(first.replay, other.replay), fetch, allowed) for other in others]
     settings = [one.replay.spec.setting for one in case.judged]
     return Repeats(
         case,
         max(ranked, key=lambda one: one.rank),
-        copied=any(_copied(first, other) for other in others),
+        copied=any(_is_copy(first, other) for other in others),
         audited=len({one.isolation for one in settings}) > 1 and len({one.hash_seed for one in settings}) > 1,
     )
 
 
-def _alike(ours: Replay, theirs: Replay) -> tuple[Replay, Replay]:
-    """Both with the passes that they share: what is repeated for a measurement is not looked at again. Without a plain
-    pass among them there is nothing to compare, and they stay as they are.
+def _shared_passes(ours: Replay, theirs: Replay) -> tuple[Replay, Replay]:
+    """Return both replays with only the passes that they share, as a repeated measurement may have fewer.
+
+    If the plain pass is not shared, return them unchanged: there is nothing to compare.
     """
     shared = [name for name in ours.records if name in theirs.records]
     if "plain" not in shared:
@@ -234,29 +238,30 @@ def _alike(ours: Replay, theirs: Replay) -> tuple[Replay, Replay]:
     return first, second
 
 
-def _copied(first: Judged, other: Judged) -> bool:
+def _is_copy(first: Judged, other: Judged) -> bool:
     if other.replay.spec.setting.sources != "copied":
         return False
     return first.replay.sources == other.replay.sources != {}
 
 
 def _gaps(case: Case) -> list[tuple[str, str]]:
-    """What cannot be said of this case, and what an instrument changed."""
+    """Return what cannot be decided about this case, and what an instrument changed: pairs of case and reason."""
     found = [
         (f"{case.scenario} {case.label}", "; ".join(one.verdict.reasons))
         for one in case.judged
         if one.verdict.word == "cannot say"
     ]
-    changed = [looking_changed(one.replay) for one in case.judged]
+    changed = [instrument_effect(one.replay) for one in case.judged]
     return list(dict.fromkeys([*found, *((f"{case.scenario} {case.label}", text) for text in changed if text)]))
 
 
-def _unmeasured(replays: Sequence[Replay]) -> list[tuple[str, str]]:
+def _unmeasured_series(replays: Sequence[Replay]) -> list[tuple[str, str]]:
     return [
-        (f"series {series.name}", f"no case of it has measured {series.measure!r}") for series in unmeasured(replays)
+        (f"series {series.name}", f"no case of it has measured {series.measure!r}")
+        for series in unmeasured_series(replays)
     ]
 
 
 def record_digests(replays: Sequence[Replay]) -> list[str]:
-    """Digest of every record, in order."""
+    """Return the digest of every record, in order."""
     return [digest(record.text()) for replay in replays for _, record in sorted(replay.records.items())]

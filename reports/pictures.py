@@ -2,12 +2,12 @@
 
     python -m reports.pictures REPORT.md
 
-`make publish` does the same. They lie beside the report under names that stay: ``report.png`` shows the head of its
-page on a note, ``machines.png`` is its chart of gradients. Each says in itself, as text under the keyword ``Report``,
-the SHA-256 of the report that it was made from. Same report, same bytes under the same matplotlib.
+`make publish` does the same. The pictures are written next to the report under fixed names: ``report.png`` shows the
+head of its page on a note, ``machines.png`` is its chart of gradients. Each holds the SHA-256 of its report as a text
+chunk under the keyword ``Report``. The same report gives the same bytes under the same matplotlib.
 
-What is drawn is the markdown of the report itself, as far as its pages on notes use any: headings, paragraphs, lists,
-bold, code, escapes. It is cut between two of its lines, and the picture says so.
+The report's own markdown is drawn, as far as its pages on notes use any: headings, paragraphs, lists, bold, code and
+escapes. It is cut between two of its lines, and the picture says so.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from experiments.core.canonical_json import digest
-from experiments.core.streams import status
-from reports.build import ReportError, replace
-from reports.figures import png
+from experiments.core.streams import run_program
+from reports.build import ReportError, replace_file
+from reports.figures import render_png
 
 PAGE, CHART = "report.png", "machines.png"
 REPORT, TEXT, DRAWN = "Report", "Text", "Drawn with"
-"""Keywords of what a picture says of itself: the report's SHA-256, the lines shown, the version that drew it."""
+"""Keywords of the text chunks of a picture: the report's SHA-256, the lines shown, the version that drew it."""
 
 WIDTH, MARGIN, HEIGHT = 1240, 36, 960
-"""Pixels; the height is the most that the page takes before it is cut."""
+"""Pixels; `HEIGHT` is the largest height of the page before it is cut."""
 DPI = 144
 LINE = 1.5
-"""Height of a line, of its letters."""
+"""Height of a line, relative to its letters."""
 SIZES = {"heading": 27.0, "text": 18.0, "code": 15.5, "foot": 14.0}
-"""Of letters, in pixels."""
+"""Sizes of letters, in pixels."""
 INK, GREY, RULE, SHADE = "#1f2328", "#59636e", "#d1d9e0", "#eff1f3"
 CLAIM = re.compile(r"- \*\*[A-Z]+\d+\*\*")
 INLINE = re.compile(r"(?P<tick>`+)(?P<code>.+?)(?P=tick)(?!`)|(?P<bold>\*\*)|\\(?P<escaped>.)|&(?P<named>amp|lt|gt);")
@@ -44,7 +44,7 @@ NAMED = {"amp": "&", "lt": "<", "gt": ">"}
 
 @dataclass(frozen=True)
 class Piece:
-    """Letters of one look."""
+    """Letters in one style."""
 
     text: str
     look: str
@@ -52,66 +52,66 @@ class Piece:
 
 
 Word = tuple[Piece, ...]
-"""What is not broken over two lines."""
+"""Pieces that are not broken over two lines."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A line of markdown: a heading, a paragraph, an item of a list."""
+    """A line of markdown: a heading, a paragraph or a list item."""
 
     kind: str
     """``heading``, ``text`` or ``item``."""
     words: tuple[Word, ...]
     source: str
-    """As it stands in the report."""
+    """The line as it is in the report."""
 
 
-def write(report: Path) -> list[Path]:
-    """Make the pictures from a report, beside it. Gives their paths.
+def write_pictures(report: Path) -> list[Path]:
+    """Make the pictures of a report, next to it, and return their paths.
 
-    Raises ReportError if the report has no page on a note, or no chart of other settings beside it.
+    Raise ReportError if the report has no page on a note, or no chart of other settings next to it.
     """
-    made = pictures(report)
-    for name, content in made.items():
-        replace(report.with_name(name), content)
-    return [report.with_name(name) for name in made]
+    images = pictures(report)
+    for name, content in images.items():
+        replace_file(report.with_name(name), content)
+    return [report.with_name(name) for name in images]
 
 
 def pictures(report: Path) -> dict[str, bytes]:
-    """The pictures by file name. Raises ReportError as `write` does."""
+    """Return the pictures by file name. Raise ReportError as `write_pictures` does."""
     content = report.read_bytes()
     chart = report.with_name(f"{report.stem}-{CHART}")
     if not chart.is_file():
         raise ReportError(f"{chart.name} is not beside {report.name}: publish a report that has other settings to show")
-    return {PAGE: page(content.decode("utf-8"), report.name), CHART: chart.read_bytes()}
+    return {PAGE: draw_page(content.decode("utf-8"), report.name), CHART: chart.read_bytes()}
 
 
-def page(text: str, name: str) -> bytes:
-    """A PNG image of the head of the report's last page on a note. `name` is what the report is called."""
+def draw_page(text: str, name: str) -> bytes:
+    """Draw the head of the report's last page on a note as a PNG image. `name` is the report's file name."""
     from matplotlib import __version__  # noqa: PLC0415 - only when something is drawn, as in `store.figures`
     from matplotlib.figure import Figure  # noqa: PLC0415 - likewise
 
-    blocks = list(_blocks(_note(text, name)))
+    blocks = list(_blocks(_note_lines(text, name)))
     sheet = _Sheet()
-    shown = sheet.take(blocks)
-    rest = len(blocks) - shown
+    placed = sheet.place_blocks(blocks)
+    rest = len(blocks) - placed
     more = f"; {rest} more {'line' if rest == 1 else 'lines'} there" if rest else ""
     foot = f"From {name}, SHA-256 {digest(text)[:12]}{more}."
-    height = sheet.end(foot)
+    height = sheet.place_foot(foot)
     figure = Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, WIDTH), ylim=(height, 0))
     axes.set_axis_off()
     sheet.draw(axes)
-    lines = "\n".join(block.source for block in blocks[:shown])
-    return png(figure, {REPORT: digest(text), TEXT: lines, DRAWN: f"matplotlib {__version__}"})
+    lines = "\n".join(block.source for block in blocks[:placed])
+    return render_png(figure, {REPORT: digest(text), TEXT: lines, DRAWN: f"matplotlib {__version__}"})
 
 
 # Markdown.
 
 
-def _note(text: str, name: str) -> list[str]:
-    """The lines of the last section that rules on claims, up to the first that is no heading, paragraph or item."""
+def _note_lines(text: str, name: str) -> list[str]:
+    """Return the lines of the last section on claims, up to the first that is not a heading, paragraph or item."""
     sections = re.split(r"(?m)^(?=## )", text)
     chosen = [section for section in sections if any(map(CLAIM.match, section.splitlines()))]
     if not chosen:
@@ -169,19 +169,19 @@ class _Placed:
     piece: Piece
     x: float
     y: float
-    """Of the line that letters stand on."""
+    """The baseline of the letters."""
     width: float
     size: float
     colour: str = INK
 
 
 class _Sheet:
-    """What is placed so far, and how far down that goes."""
+    """The page as it has been laid out so far."""
 
     def __init__(self) -> None:
         from matplotlib.backends.backend_agg import RendererAgg  # noqa: PLC0415 - only when something is drawn
 
-        # Typed as anything: matplotlib's own types leave it out.
+        # Typed as Any, as matplotlib's stubs lack it.
         renderer: Any = RendererAgg
         self._renderer = renderer(8, 8, DPI)
         self._placed: list[_Placed] = []
@@ -189,41 +189,41 @@ class _Sheet:
         self._bullets: list[tuple[float, float]] = []
         self._y = float(MARGIN)
 
-    def take(self, blocks: Sequence[Block]) -> int:
-        """Place blocks until the sheet is full; gives how many. The first is placed whatever its height."""
+    def place_blocks(self, blocks: Sequence[Block]) -> int:
+        """Place blocks until the sheet is full and return their number. The first is placed whatever its height."""
         for number, block in enumerate(blocks):
             before = (len(self._placed), len(self._rules), len(self._bullets), self._y)
-            self._block(block, after=blocks[number - 1].kind if number else "")
+            self._place_block(block, after=blocks[number - 1].kind if number else "")
             if number and self._y > HEIGHT:
                 self._placed, self._rules = self._placed[: before[0]], self._rules[: before[1]]
                 self._bullets, self._y = self._bullets[: before[2]], before[3]
                 return number
         return len(blocks)
 
-    def end(self, foot: str) -> int:
-        """Place the foot; gives the height of the sheet."""
+    def place_foot(self, foot: str) -> int:
+        """Place the foot and return the height of the sheet."""
         self._y += 10
         self._rules.append(self._y)
         self._y += 4
-        self._lines(tuple((Piece(word, "text"),) for word in foot.split(" ")), MARGIN, SIZES["foot"], GREY)
+        self._place_words(tuple((Piece(word, "text"),) for word in foot.split(" ")), MARGIN, SIZES["foot"], GREY)
         return round(self._y + MARGIN / 2)
 
-    def _block(self, block: Block, after: str) -> None:
+    def _place_block(self, block: Block, after: str) -> None:
         size = SIZES["heading" if block.kind == "heading" else "text"]
         if after:
             self._y += 3 if block.kind == after == "item" else 12
         if block.kind == "heading":
             words = tuple(tuple(Piece(one.text, "bold") for one in word) for word in block.words)
-            self._lines(words, MARGIN, size)
+            self._place_words(words, MARGIN, size)
             self._y += 8
             self._rules.append(self._y)
             return
         left = MARGIN + (34 if block.kind == "item" else 0)
         if block.kind == "item":
             self._bullets.append((left - 14, self._y + LINE * size / 2 + 1))
-        self._lines(block.words, left, size)
+        self._place_words(block.words, left, size)
 
-    def _lines(self, words: Sequence[Word], left: float, size: float, colour: str = INK) -> None:
+    def _place_words(self, words: Sequence[Word], left: float, size: float, colour: str = INK) -> None:
         """Place words one after another, as many on a line as fit."""
         space = self._width(Piece("n n", "text"), size) - self._width(Piece("nn", "text"), size)
         x = left
@@ -242,6 +242,7 @@ class _Sheet:
         return float(width) + (10 if piece.look == "code" else 0)
 
     def draw(self, axes: Any) -> None:
+        """Draw everything that was placed."""
         from matplotlib.patches import FancyBboxPatch  # noqa: PLC0415 - only when something is drawn
 
         for y in self._rules:
@@ -274,6 +275,7 @@ def _font(piece: Piece, size: float) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the pictures of one report, print their paths and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m reports.pictures",
         description="Make the README's pictures from a published report.",
@@ -282,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("report", type=Path, metavar="REPORT.md", help="a report in reports/evidence")
     options = parser.parse_args(arguments)
     try:
-        for path in write(options.report):
+        for path in write_pictures(options.report):
             print(path)
     except (ReportError, OSError) as error:
         print(f"reports.pictures: {error}", file=sys.stderr)
@@ -291,4 +293,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(status("reports.pictures", main, "each picture is the old one or the new one"))
+    sys.exit(run_program("reports.pictures", main, "each picture is the old one or the new one"))

@@ -1,12 +1,12 @@
-"""The archive: records and what they rest on, kept under their digests, added only.
+"""The archive: an append-only store of records and the contents that they refer to, under their digests.
 
     with Archive.open("sqlite:///outputs/archive.db", Path("outputs/blobs")) as archive:
         archive.add(folder)
         for record in archive.records(scenario="checkpoint/*"):
             ...
 
-A record counts from the moment its transaction is committed; its blobs are on disk before that. Whatever
-interrupts an add leaves at most blobs that no record names, and adding again completes it.
+A record counts once its transaction is committed; its blobs are on disk before that. An interrupted add leaves at most
+blobs that no record names, and adding again completes it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from experiments.core.canonical_json import digest
 from experiments.core.record import Record
 from experiments.core.spec import Spec
 from store import exclusions, origins, sweeps
-from store.blobs import Blobs, Contents, is_digest, loose
-from store.database import Database, storable
+from store.blobs import Blobs, Contents, folder_contents, is_digest
+from store.database import Database, storable_values
 from store.errors import ArchiveError
 from store.exclusions import EXCLUDE, Excluded, Exclusion
-from store.index import DOCUMENTS, OPTIONAL, cell, read_record, refuse_no_times, wanted
-from store.integrity import Counts, Problem, check
+from store.index import DOCUMENTS, OPTIONAL, cell_values, read_record, referenced_contents, refuse_invalid_times
+from store.integrity import Counts, Problem, check_archive
 from store.ledger import Ledger, note_digest
 from store.models import ArrivalRow, Cell, DocumentRow, NoteRow, RecordRow, SweepRecordRow, SweepRow
-from store.origins import NOT_TOLD, Origin
+from store.origins import UNKNOWN_ORIGIN, Origin
 from store.regular import read_regular
-from store.sweeps import BundledSweep, Sweep, SweepProgress, now
+from store.sweeps import BundledSweep, Sweep, SweepProgress, current_time
 
 __all__ = [
     "Archive",
@@ -51,22 +51,22 @@ __all__ = [
 ]
 
 LARGEST_RECORD = 1 << 26
-"""Bytes of a record.json: more than any process leaves, of which 16 MiB are read."""
+"""Most bytes of a record.json: more than any process leaves, of which 16 MiB are read."""
 _AT_ONCE = 500
-"""Digests asked for in one statement; SQLite allows 32766 parameters, older ones 999."""
+"""Most digests in one statement; SQLite allows 32766 parameters, older versions 999."""
 
 
 @dataclass(frozen=True)
-class _Taken:
-    """A record that was looked at and whose blobs are on disk, about to be inserted."""
+class _PreparedRecord:
+    """A record that has been checked and whose blobs are on disk, ready to be inserted."""
 
     name: str
-    """Its digest."""
+    """Digest of the record."""
     row: dict[str, Any]
-    """Of the index."""
+    """Row of the index."""
     spec: str
     documents: dict[str, str]
-    """Kinds of the texts that came with it, by digest."""
+    """Digest -> kind of the texts that came with it."""
 
 
 class Archive:
@@ -81,7 +81,7 @@ class Archive:
 
     @classmethod
     def open(cls, url: str, blobs: Path, *, create: bool = True) -> Archive:
-        """The archive at a database URL with its folder of blobs, brought to the newest revision.
+        """Open the archive at a database URL with its folder of blobs, migrated to the newest revision.
 
         Raises ArchiveError if it is not an archive, is newer than this code, or cannot be reached; with
         `create` false also if there is none yet.
@@ -90,10 +90,11 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """Its URL as it may be shown: without a password."""
+        """The URL without its password, to be shown."""
         return self._database.name
 
     def close(self) -> None:
+        """Close the database."""
         self._database.close()
 
     def __enter__(self) -> Self:
@@ -107,24 +108,25 @@ class Archive:
     # Adding.
 
     def add(self, folder: Path, sweep: str | None = None, origin: Origin | None = None) -> str:
-        """Keep ``record.json`` of the folder and the contents under ``blobs/``, and give the record's digest.
+        """Add ``record.json`` of the folder and the contents under ``blobs/``. Returns the record's digest. Idempotent.
 
-        Twice is once. Raises ArchiveError if anything is missing or does not match; then nothing is kept.
+        Raises ArchiveError if anything is missing or does not match; then nothing is added.
         """
         try:
-            # A mark at its beginning is the editor's, and no part of the text that was hashed.
+            # A byte order mark is from an editor, and not part of the hashed text.
             text = read_regular(folder / "record.json", LARGEST_RECORD, "so it is no record").decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ArchiveError(f"{folder / 'record.json'} is not UTF-8 text") from None
         try:
-            return self.add_text(text, loose(folder / "blobs"), sweep, origin)
+            return self.add_text(text, folder_contents(folder / "blobs"), sweep, origin)
         except ArchiveError as error:
             raise ArchiveError(f"{folder}: {error}") from error.__cause__
 
     def add_text(self, text: str, blobs: Contents, sweep: str | None = None, origin: Origin | None = None) -> str:
-        """Keep a record whose contents `blobs` hands out; contents that are kept already need not be there.
+        """Add a record whose contents `blobs` returns; it may lack contents that the archive already has.
 
-        It is ours if `sweep` was run here; `origin` says where any other came from. Raises ArchiveError as `add` does.
+        The record is ours if `sweep` was run here; `origin` says where any other came from. Returns its digest. Raises
+        ArchiveError as `add` does.
         """
         return self.add_all(lambda: [text], blobs, sweep, origin)[0]
 
@@ -136,76 +138,80 @@ class Archive:
         origin: Origin | None = None,
         swept: Sequence[tuple[str, BundledSweep]] = (),
     ) -> list[str]:
-        """Keep all of these records and then the sweeps `swept`, each with the text of its plan, or none of them.
+        """Add all of these records and then the sweeps `swept`, each with the text of its plan, or none of them.
 
-        `texts` is gone through twice, so that they need not all be in memory. Gives the digests of the records.
-        Raises ArchiveError as `add` does, and if the archive has another sweep of the id of one of them.
+        `texts` is called twice, so that the texts need not all be in memory. Returns the digests of the records.
+        Raises ArchiveError as `add` does, and if the archive has a different sweep with the id of one of them.
         """
         taken = []
         for text in texts():
             record = read_record(text)
-            row = storable(cell(text, record))
-            refuse_no_times(record)
+            row = storable_values(cell_values(text, record))
+            refuse_invalid_times(record)
             if sweep is not None:
-                self._belongs(sweep, record.spec)
-            taken.append(_Taken(str(row["digest"]), row, record.spec.digest(), self._take_in(record, blobs)))
+                self._refuse_unplanned(sweep, record.spec)
+            taken.append(
+                _PreparedRecord(str(row["digest"]), row, record.spec.digest(), self._store_contents(record, blobs))
+            )
         names = [one.name for one in taken]
-        with self._database.writing() as connection:
+        with self._database.write_transaction() as connection:
             if sweep is not None and origin is not None:
-                sweeps.extend(connection, sweep, origin)
-            # Few statements: over a network each is a way there and back, and others wait meanwhile.
-            known = _those_of(connection, RecordRow.digest, names)
+                sweeps.extend_sweep(connection, sweep, origin)
+            # Use few statements: over a network each is a round trip, and other writers wait meanwhile.
+            known = _existing_names(connection, RecordRow.digest, names)
             documents = {name for one in taken for name in one.documents}
-            kept = _those_of(connection, DocumentRow.digest, sorted(documents))
+            kept = _existing_names(connection, DocumentRow.digest, sorted(documents))
             for one, text in zip(taken, texts(), strict=True):
                 fresh = {name: kind for name, kind in one.documents.items() if name not in kept}
                 if fresh:
-                    connection.execute(insert(DocumentRow), [_document(name, fresh[name], blobs) for name in fresh])
+                    connection.execute(insert(DocumentRow), [_document_row(name, fresh[name], blobs) for name in fresh])
                     kept |= fresh.keys()
                 if one.name not in known:
                     connection.execute(insert(RecordRow).values(digest=one.name, text=text))
                     connection.execute(insert(Cell).values(one.row))
                 if sweep is not None:
-                    sweeps.link(connection, sweep, one.spec, one.name)
-            origins.arrive(connection, "record", [name for name in names if name not in known])
+                    sweeps.link_record(connection, sweep, one.spec, one.name)
+            origins.add_arrivals(connection, "record", [name for name in names if name not in known])
             if origin is not None:
-                origins.come_from(connection, names, origin)
+                origins.add_origins(connection, names, origin)
             for plan, given in swept:
-                sweeps.take_in(connection, plan, given, origin or NOT_TOLD)
-        self._committed("record", [name for name in names if name not in known])
-        self._committed("delivery", [origin.name()] if origin is not None else [])
-        self._committed("sweep", [given.id for _, given in swept])
+                sweeps.add_bundled_sweep(connection, plan, given, origin or UNKNOWN_ORIGIN)
+        self._note_commits("record", [name for name in names if name not in known])
+        self._note_commits("delivery", [origin.name()] if origin is not None else [])
+        self._note_commits("sweep", [given.id for _, given in swept])
         return names
 
-    def _committed(self, kind: str, names: Sequence[str]) -> None:
+    def _note_commits(self, kind: str, names: Sequence[str]) -> None:
         if self._ledger is not None:
-            self._ledger.note(kind, names)
+            self._ledger.add_commits(kind, names)
 
-    def settle(self) -> bool:
-        """Bring all that was committed to where no damage to a log of the database loses it, and say whether that was
-        possible: it is not while somebody reads an older state of it for long. Before it, keep what can be added again.
+    def flush_log(self) -> bool:
+        """Move all commits from the database's log into its file, where damage to the log cannot lose them.
+
+        Returns whether that succeeded: it fails while another process reads an older state for long. Until it has
+        succeeded, keep everything from which the records can be added again.
         """
-        return self._database.settle()
+        return self._database.flush_log()
 
-    def _belongs(self, sweep: str, spec: Spec) -> None:
+    def _refuse_unplanned(self, sweep: str, spec: Spec) -> None:
         if sweep not in self._places:
-            self._places[sweep] = sweeps.places(self.sweep_plan(sweep))
-        if sweeps.place_of(spec) not in self._places[sweep]:
+            self._places[sweep] = sweeps.plan_places(self.sweep_plan(sweep))
+        if sweeps.spec_place(spec) not in self._places[sweep]:
             raise ArchiveError(f"the record's spec is not in the plan of sweep {sweep}; add it without the sweep")
 
-    def _take_in(self, record: Record, blobs: Contents) -> dict[str, str]:
-        """Check all that the record rests on, then write its blobs. Gives the kinds of its texts at hand, by digest."""
+    def _store_contents(self, record: Record, blobs: Contents) -> dict[str, str]:
+        """Check all contents of a record, then write its blobs. Returns digest -> kind of the texts among them."""
         documents: dict[str, str] = {}
         binary: dict[str, bytes] = {}
-        for name, kind in wanted(record).items():
+        for name, kind in referenced_contents(record).items():
             content = blobs(name)
             if content is None:
-                if kind not in OPTIONAL and not self._keeps(name, kind):
+                if kind not in OPTIONAL and not self._is_stored(name, kind):
                     raise ArchiveError(f"{kind} {name} of the record is missing")
             elif digest(content) != name:
                 raise ArchiveError(f"{kind} {name} has the digest {digest(content)}: it is not what was recorded")
             elif kind in DOCUMENTS:
-                _decoded(name, kind, content)
+                _decode_text(name, kind, content)
                 documents[name] = kind
             else:
                 binary[name] = content
@@ -213,10 +219,10 @@ class Archive:
             self._blobs.write(name, content)
         return documents
 
-    def _keeps(self, name: str, kind: str) -> bool:
+    def _is_stored(self, name: str, kind: str) -> bool:
         if kind in DOCUMENTS:
             return self.document(name) is not None
-        return self._blobs.has(name)
+        return self._blobs.has_content(name)
 
     # Sweeps.
 
@@ -229,62 +235,63 @@ class Archive:
     ) -> Sweep:
         """Resume the latest unfinished sweep of this plan on this machine (a SHA-256) that was run here, or begin one.
 
-        Those in `busy` are left to the living drivers that are at them; those in `unreported` are unfinished even if
-        they have all their records. Raises ArchiveError if the plan is empty or holds a spec twice.
+        Sweeps in `busy` have a living driver and are skipped; those in `unreported` are unfinished even if they have
+        all their records. Raises ArchiveError if the plan is empty or holds a spec twice.
         """
-        with self._database.writing() as connection:
-            made = sweeps.begin(connection, plan, machine, busy, unreported)
-        if not made.resumed:
-            self._committed("sweep", [made.id])
-        return made
+        with self._database.write_transaction() as connection:
+            sweep = sweeps.begin_sweep(connection, plan, machine, busy, unreported)
+        if not sweep.resumed:
+            self._note_commits("sweep", [sweep.id])
+        return sweep
 
     def sweep(self, name: str) -> SweepProgress:
-        """How a sweep stands. Raises ArchiveError if there is none of that id."""
+        """Return the progress of a sweep. Raises ArchiveError if there is none of that id."""
         found = [one for one in self.sweeps(excluded=True) if one.id == name]
         if not found:
             self.sweep_plan(name)
         return found[0]
 
     def sweeps(self, *, excluded: bool = False) -> list[SweepProgress]:
-        """Every sweep, in the order in which they came in; with `excluded` also those that nobody shall see."""
-        with self._database.reading() as connection:
-            hidden = Excluded() if excluded else exclusions.in_sight(connection)
-            return sweeps.progress(connection, hidden.sweeps, hidden.records)
+        """Return the progress of every sweep, in the order of arrival; with `excluded` also of excluded ones."""
+        with self._database.read_transaction() as connection:
+            hidden = Excluded() if excluded else exclusions.excluded_items(connection)
+            return sweeps.sweep_progress(connection, hidden.sweeps, hidden.records)
 
     def sweep_plan(self, name: str) -> list[Spec]:
-        """The specs of the sweep's plan, in order. Raises ArchiveError if there is no such sweep."""
-        with self._database.reading() as connection:
-            return sweeps.planned(connection, name, self._plans)
+        """Return the specs of the sweep's plan, in order. Raises ArchiveError if there is no such sweep."""
+        with self._database.read_transaction() as connection:
+            return sweeps.planned_specs(connection, name, self._plans)
 
-    def bundled(self, sweep: str) -> tuple[str, BundledSweep]:
-        """The exact text of a sweep's plan, and the sweep as a bundle has it, with those of its records that are in
-        sight. Raises ArchiveError if there is no such sweep, or it is excluded.
+    def bundled_sweep(self, sweep: str) -> tuple[str, BundledSweep]:
+        """Return the exact text of a sweep's plan, and the sweep as a bundle stores it, without its hidden records.
+
+        Raises ArchiveError if there is no such sweep, or it is excluded.
         """
-        with self._database.reading() as connection:
-            plan, found = sweeps.bundled(connection, sweep)
-            hidden = exclusions.in_sight(connection)
+        with self._database.read_transaction() as connection:
+            plan, found = sweeps.bundled_sweep(connection, sweep)
+            hidden = exclusions.excluded_items(connection)
         if sweep in hidden.sweeps:
             raise ArchiveError(f"sweep {sweep} is excluded: {exclusions.WHY}")
         kept = {spec: record for spec, record in found.records.items() if record not in hidden.records}
         return plan, replace(found, records=kept)
 
-    def refuse_another(self, given: BundledSweep, origin: Origin) -> None:
-        """Raises ArchiveError if a sweep of its id is here that is another, or lacks records of it that a file of this
-        origin may not add.
+    def refuse_conflicting_sweep(self, given: BundledSweep, origin: Origin) -> None:
+        """Raise ArchiveError if the archive has a different sweep of this id, or one to which a file of this origin may
+        not add the missing records.
         """
-        with self._database.reading() as connection:
-            sweeps.refuse_another(connection, given, origin)
+        with self._database.read_transaction() as connection:
+            sweeps.refuse_conflicting_sweep(connection, given, origin)
 
     def add_sweep(self, plan: str, given: BundledSweep, origin: Origin) -> None:
-        """Keep a sweep that was run elsewhere, all records of which are here, with the text of its plan.
+        """Add a sweep that was run elsewhere, all of whose records are already here, with the text of its plan.
 
-        Twice is once. Raises ArchiveError as `refuse_another` does; then nothing is kept.
+        Idempotent. Raises ArchiveError as `refuse_conflicting_sweep` does; then nothing is added.
         """
-        with self._database.writing() as connection:
-            origins.come_from(connection, given.records.values(), origin)
-            sweeps.take_in(connection, plan, given, origin)
-        self._committed("sweep", [given.id])
-        self._committed("delivery", [origin.name()])
+        with self._database.write_transaction() as connection:
+            origins.add_origins(connection, given.records.values(), origin)
+            sweeps.add_bundled_sweep(connection, plan, given, origin)
+        self._note_commits("sweep", [given.id])
+        self._note_commits("delivery", [origin.name()])
 
     # Reading.
 
@@ -296,15 +303,15 @@ class Archive:
         machine: str | None = None,
         digests: Sequence[str] | None = None,
     ) -> list[Record]:
-        """Records that are in sight, in the order of the sweep's plan if one is given, else as they came in.
+        """Return the records that are not hidden, in the order of the sweep's plan if one is given, else of arrival.
 
         `scenario` may hold wildcards (``checkpoint/*``), `machine` is the digest of a machine document.
         Raises ArchiveError if a digest is unknown, or a record does not match its own.
         """
         found = self.cells(sweep=sweep, scenario=scenario, machine=machine, digests=digests)
-        with self._database.reading() as connection:
-            texts = dict(_texts(connection, [one.digest for one in found]))
-        return [_verified(one.digest, texts[one.digest]) for one in found]
+        with self._database.read_transaction() as connection:
+            texts = dict(_record_texts(connection, [one.digest for one in found]))
+        return [_verify_record(one.digest, texts[one.digest]) for one in found]
 
     def cells(
         self,
@@ -317,14 +324,14 @@ class Archive:
         digests: Sequence[str] | None = None,
         excluded: bool = False,
     ) -> list[Cell]:
-        """The index rows of records, selected and ordered as in `records`, with `excluded` also of what nobody shall
-        see.
+        """Return the index rows of records, selected and ordered as in `records`, with `excluded` also of hidden ones.
 
-        `home` is the identity of a machine: only what sweeps have that were run on it, here. What a record says of its
-        machine anybody can have written, and no digest of a document is taken for an identity.
+        `home` is the identity of a machine, and selects the records of sweeps that were run here on that machine. What
+        a record states about its machine could have been written by anyone, so the digest of a machine document is
+        never treated as an identity.
         """
-        came = and_(ArrivalRow.kind == "record", ArrivalRow.name == Cell.digest)
-        query = select(Cell).outerjoin(ArrivalRow, came).order_by(ArrivalRow.number, Cell.digest)
+        arrival = and_(ArrivalRow.kind == "record", ArrivalRow.name == Cell.digest)
+        query = select(Cell).outerjoin(ArrivalRow, arrival).order_by(ArrivalRow.number, Cell.digest)
         if digests is not None and len(digests) <= _AT_ONCE:
             query = query.where(Cell.digest.in_(digests))
         if outcome is not None:
@@ -332,47 +339,47 @@ class Archive:
         if machine is not None:
             query = query.where(Cell.machine == machine)
         if home is not None:
-            own = select(SweepRecordRow.record).join(SweepRow).where(SweepRow.machine == home, origins.run_here())
+            own = select(SweepRecordRow.record).join(SweepRow).where(SweepRow.machine == home, origins.is_run_here())
             query = query.where(Cell.digest.in_(own))
         if sweep is not None:
             query = query.join(SweepRecordRow, SweepRecordRow.record == Cell.digest)
             query = query.where(SweepRecordRow.sweep == sweep)
-        with self._database.reading() as connection, Session(connection) as session:
-            hidden = frozenset[str]() if excluded else exclusions.in_sight(connection).records
+        with self._database.read_transaction() as connection, Session(connection) as session:
+            hidden = frozenset[str]() if excluded else exclusions.excluded_items(connection).records
             found = list(session.scalars(query))
             session.expunge_all()
         found = [one for one in found if one.digest not in hidden]
         if sweep is not None:
-            places = sweeps.places(self.sweep_plan(sweep))
+            places = sweeps.plan_places(self.sweep_plan(sweep))
             found.sort(key=lambda one: (places.get((one.question_digest, one.replay_digest), -1), one.attempt))
         if scenario is not None:
             found = [one for one in found if fnmatchcase(one.scenario, scenario)]
-        return found if digests is None else _picked(found, set(digests) - hidden)
+        return found if digests is None else _select_cells(found, set(digests) - hidden)
 
-    def about(self, cases: Collection[str], without: Collection[str] = ()) -> list[Record]:
-        """The records in sight of these cases, by their case digest, but for those of the digests `without`."""
+    def records_of_cases(self, cases: Collection[str], without: Collection[str] = ()) -> list[Record]:
+        """Return the records of these case digests that are not hidden, except those of the digests `without`."""
         found = [one.digest for one in self.cells() if one.case_digest in cases and one.digest not in without]
         return self.records(digests=found) if found else []
 
     def sizes(self, digests: Sequence[str]) -> dict[str, int]:
-        """Characters of the texts of records, by digest."""
+        """Return digest -> number of characters of the record's text."""
         found: dict[str, int] = {}
-        with self._database.reading() as connection:
+        with self._database.read_transaction() as connection:
             for start in range(0, len(digests), _AT_ONCE):
-                some = RecordRow.digest.in_(digests[start : start + _AT_ONCE])
-                rows = connection.execute(select(RecordRow.digest, func.length(RecordRow.text)).where(some))
+                in_batch = RecordRow.digest.in_(digests[start : start + _AT_ONCE])
+                rows = connection.execute(select(RecordRow.digest, func.length(RecordRow.text)).where(in_batch))
                 found.update({row[0]: row[1] for row in rows})
         return found
 
     def record_text(self, prefix: str) -> tuple[str, str]:
-        """Digest and exact text of the record whose digest begins so.
+        """Return digest and exact text of the record whose digest begins with `prefix`.
 
-        Raises ArchiveError if no record or more than one does.
+        Raises ArchiveError unless exactly one record matches.
         """
         if not prefix or not set(prefix) <= set("0123456789abcdef"):
             raise ArchiveError(f"{prefix!r} is not the beginning of a digest")
         query = select(RecordRow.digest, RecordRow.text).where(RecordRow.digest.startswith(prefix)).limit(4)
-        with self._database.reading() as connection:
+        with self._database.read_transaction() as connection:
             found = connection.execute(query).all()
         if not found:
             raise ArchiveError(f"no record's digest begins with {prefix!r}; `python -m store list` shows them")
@@ -382,15 +389,15 @@ class Archive:
         return found[0].digest, found[0].text
 
     def document(self, name: str) -> str | None:
-        """A text by its digest, or None. Raises ArchiveError if it does not match its digest."""
-        with self._database.reading() as connection:
+        """Return a document by its digest, or None. Raises ArchiveError if it does not match its digest."""
+        with self._database.read_transaction() as connection:
             text = connection.scalar(select(DocumentRow.text).where(DocumentRow.digest == name))
         if text is not None and digest(text) != name:
             raise ArchiveError(f"document {name} has the digest {digest(text)}: it is not what was stored")
         return text
 
     def fetch(self, name: str) -> bytes | None:
-        """Blob or document by its digest, or None. Raises ArchiveError if it does not match its digest."""
+        """Return a blob or document by its digest, or None. Raises ArchiveError if it does not match its digest."""
         if not is_digest(name):
             return None
         content = self._blobs.read(name)
@@ -399,117 +406,123 @@ class Archive:
         text = self.document(name)
         return None if text is None else text.encode("utf-8")
 
-    def has(self, name: str) -> bool:
-        """Whether a blob or document of this digest is kept; `fetch` says whether it is right."""
+    def has_content(self, name: str) -> bool:
+        """Return whether the archive has a blob or document of this digest; only `fetch` verifies it."""
         known = select(DocumentRow.digest).where(DocumentRow.digest == name)
-        with self._database.reading() as connection:
-            return (is_digest(name) and self._blobs.has(name)) or _has(connection, known)
+        with self._database.read_transaction() as connection:
+            return (is_digest(name) and self._blobs.has_content(name)) or _has_row(connection, known)
 
     def origins(self, digests: Collection[str]) -> dict[str, Origin | None]:
-        """Where each of these records came from: None if a sweep has it that was run here, else what it was added from
-        first, with the others beside it.
-        """
-        with self._database.reading() as connection:
-            own, added = origins.own_records(connection), origins.origins(connection)
-        return {name: None if name in own else origins.first_of(added.get(name, [NOT_TOLD])) for name in digests}
+        """Return the origin of each of these records, by digest.
 
-    # What nobody shall see.
+        It is None if a sweep that was run here has the record, else the first origin, with the others in `also`.
+        """
+        with self._database.read_transaction() as connection:
+            own, added = origins.own_records(connection), origins.origins(connection)
+        return {
+            name: None if name in own else origins.first_origin(added.get(name, [UNKNOWN_ORIGIN])) for name in digests
+        }
+
+    # Exclusions.
 
     def refuse_excluded(self, sweep: str) -> None:
-        """Raises ArchiveError if there is no such sweep, or it or every record of it is excluded."""
-        with self._database.reading() as connection:
-            records = set(sweeps.bundled(connection, sweep)[1].records.values())
-            hidden = exclusions.in_sight(connection)
+        """Raise ArchiveError if there is no such sweep, or the sweep or every record of it is excluded."""
+        with self._database.read_transaction() as connection:
+            records = set(sweeps.bundled_sweep(connection, sweep)[1].records.values())
+            hidden = exclusions.excluded_items(connection)
         if sweep in hidden.sweeps:
             raise ArchiveError(f"sweep {sweep} is excluded: {exclusions.WHY}")
         if records and records <= hidden.records:
             raise ArchiveError(f"every record of sweep {sweep} is excluded: {exclusions.WHY}")
 
-    def excluded(self) -> Excluded:
-        """What is excluded now, and what that takes out of sight."""
-        with self._database.reading() as connection:
-            return exclusions.in_sight(connection)
+    def excluded_items(self) -> Excluded:
+        """Return what is excluded now, and what is hidden as a result."""
+        with self._database.read_transaction() as connection:
+            return exclusions.excluded_items(connection)
 
     def exclusions(self) -> list[Exclusion]:
-        """Every entry that excluded something or included it again, oldest first."""
-        with self._database.reading() as connection:
-            return exclusions.written(connection)
+        """Return every entry that excluded an item or included it again, oldest first."""
+        with self._database.read_transaction() as connection:
+            return exclusions.read_entries(connection)
 
     def exclude(self, name: str, why: str, author: str, verb: str = EXCLUDE) -> Exclusion:
-        """Take a record, a sweep, or all of a file or signer out of sight, or with `verb` include it again.
+        """Exclude a record, a sweep, or everything of a file or signer, or with `verb` include it again.
 
-        `name` is as `exclusions.named` reads it. Raises ArchiveError if it is nothing here, or nothing would change.
+        `name` is resolved by `exclusions.resolve_name`. Returns the entry. Raises ArchiveError unless `name` names
+        exactly one item, or if nothing would change.
         """
-        with self._database.writing() as connection:
-            kind, full = exclusions.named(connection, name)
-            exclusions.write(connection, verb, kind, full, author, why)
-            made = exclusions.written(connection)[-1]
-        self._committed("exclusion", [made.digest()])
-        self.settle()
-        return made
+        with self._database.write_transaction() as connection:
+            kind, full = exclusions.resolve_name(connection, name)
+            exclusions.write_entry(connection, verb, kind, full, author, why)
+            entry = exclusions.read_entries(connection)[-1]
+        self._note_commits("exclusion", [entry.digest()])
+        self.flush_log()
+        return entry
 
     # Notes.
 
-    def note(self, record: str, text: str, author: str) -> None:
-        """Say something about a record, by its full digest. Raises ArchiveError if there is no such record."""
-        with self._database.writing() as connection:
-            if not _has(connection, select(RecordRow.digest).where(RecordRow.digest == record)):
+    def add_note(self, record: str, text: str, author: str) -> None:
+        """Add a note to a record, by its full digest. Raises ArchiveError if there is no such record."""
+        with self._database.write_transaction() as connection:
+            if not _has_row(connection, select(RecordRow.digest).where(RecordRow.digest == record)):
                 raise ArchiveError(f"there is no record {record}")
-            row = {"record": record, "author": author, "text": text, "written_at": now()}
+            row = {"record": record, "author": author, "text": text, "written_at": current_time()}
             connection.execute(insert(NoteRow).values(**row))
-        self._committed("note", [note_digest(**row)])
-        self.settle()
+        self._note_commits("note", [note_digest(**row)])
+        self.flush_log()
 
     def notes(self, record: str) -> list[NoteRow]:
-        """What was said about a record, oldest first."""
-        with self._database.reading() as connection, Session(connection) as session:
+        """Return the notes on a record, oldest first."""
+        with self._database.read_transaction() as connection, Session(connection) as session:
             found = list(session.scalars(select(NoteRow).where(NoteRow.record == record).order_by(NoteRow.id)))
             session.expunge_all()
         return found
 
-    # Care.
+    # Maintenance.
 
     def check(self) -> list[Problem]:
-        """Recompute every digest. Each problem names what does not match; bad content never raises."""
+        """Recompute every digest. Returns one problem for each mismatch; bad content never raises."""
         return self.examine()[0]
 
     def examine(self) -> tuple[list[Problem], Counts]:
-        """`check`, and how much there was to look at."""
-        return check(self._database, self._blobs)
+        """Return the problems that `check` finds, and how much was examined."""
+        return check_archive(self._database, self._blobs)
 
     def rebuild(self) -> None:
-        """Make the index anew from the records. Raises ArchiveError, changing nothing, if one cannot be read."""
-        with self._database.writing() as connection:
+        """Recreate the index from the records. Raises ArchiveError, changing nothing, if a record cannot be read."""
+        with self._database.write_transaction() as connection:
             connection.execute(delete(Cell))
             for row in connection.execute(select(RecordRow.digest, RecordRow.text)).all():
-                connection.execute(insert(Cell).values(storable(cell(row.text, _verified(row.digest, row.text)))))
+                connection.execute(
+                    insert(Cell).values(storable_values(cell_values(row.text, _verify_record(row.digest, row.text))))
+                )
 
 
-def _those_of(connection: Connection, column: InstrumentedAttribute[str], names: Sequence[str]) -> set[str]:
-    """Those of the names that a column has."""
-    parts = (names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE))
-    return {name for some in parts for name in connection.scalars(select(column).where(column.in_(some)))}
+def _existing_names(connection: Connection, column: InstrumentedAttribute[str], names: Sequence[str]) -> set[str]:
+    """Return those of the names that a column has."""
+    batches = (names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE))
+    return {name for batch in batches for name in connection.scalars(select(column).where(column.in_(batch)))}
 
 
-def _has(connection: Connection, query: Select[Any]) -> bool:
+def _has_row(connection: Connection, query: Select[Any]) -> bool:
     return connection.scalar(query) is not None
 
 
-def _decoded(name: str, kind: str, content: bytes) -> str:
+def _decode_text(name: str, kind: str, content: bytes) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         raise ArchiveError(f"{kind} {name} is not UTF-8 text") from None
 
 
-def _document(name: str, kind: str, blobs: Contents) -> dict[str, str]:
+def _document_row(name: str, kind: str, blobs: Contents) -> dict[str, str]:
     content = blobs(name)
     if content is None or digest(content) != name:
         raise ArchiveError(f"{kind} {name} of the record has changed since it was looked at")
-    return {"digest": name, "kind": kind, "text": _decoded(name, kind, content)}
+    return {"digest": name, "kind": kind, "text": _decode_text(name, kind, content)}
 
 
-def _picked(found: list[Cell], chosen: set[str]) -> list[Cell]:
+def _select_cells(found: list[Cell], chosen: set[str]) -> list[Cell]:
     kept = [one for one in found if one.digest in chosen]
     missing = chosen - {one.digest for one in kept}
     if missing:
@@ -517,14 +530,14 @@ def _picked(found: list[Cell], chosen: set[str]) -> list[Cell]:
     return kept
 
 
-def _texts(connection: Connection, digests: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _record_texts(connection: Connection, digests: Sequence[str]) -> Iterator[tuple[str, str]]:
     for start in range(0, len(digests), _AT_ONCE):
-        some = RecordRow.digest.in_(digests[start : start + _AT_ONCE])
-        for row in connection.execute(select(RecordRow.digest, RecordRow.text).where(some)):
+        in_batch = RecordRow.digest.in_(digests[start : start + _AT_ONCE])
+        for row in connection.execute(select(RecordRow.digest, RecordRow.text).where(in_batch)):
             yield row.digest, row.text
 
 
-def _verified(name: str, text: str) -> Record:
+def _verify_record(name: str, text: str) -> Record:
     if digest(text) != name:
         raise ArchiveError(f"record {name} has the digest {digest(text)}: it is not what was stored")
     return read_record(text)

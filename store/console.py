@@ -1,4 +1,4 @@
-"""Results on stdout, sentences for people on stderr, whether or not anybody still listens."""
+"""Print results to stdout and messages to stderr, even if the reading end of the stream is closed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import os
 import sys
 from typing import IO
 
-from experiments.core.text import visible
+from experiments.core.text import visible_text
 
 
-def say(sentence: str) -> None:
-    _print(sentence, sys.stderr)
+def print_message(sentence: str) -> None:
+    """Print a message for people to stderr."""
+    _print_line(sentence, sys.stderr)
 
 
-def tell(line: str) -> None:
-    _print(line, sys.stdout)
+def print_result(line: str) -> None:
+    """Print a result to stdout."""
+    _print_line(line, sys.stdout)
 
 
-def _print(line: str, stream: IO[str]) -> None:
+def _print_line(line: str, stream: IO[str]) -> None:
     try:
-        print(visible(line, lines=True), file=stream, flush=True)
+        print(visible_text(line, lines=True), file=stream, flush=True)
     except BrokenPipeError:
-        # Whoever listened is gone. Python would complain once more when it closes the stream.
+        # The reader has closed the pipe. Python would report that once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

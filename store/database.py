@@ -1,9 +1,9 @@
-"""The database under the archive: opened, brought to the newest revision, and its errors said in sentences.
+"""The database of an archive: open it, migrate it to the newest revision, and translate its errors into sentences.
 
-Covers SQLite files and PostgreSQL. A writing transaction takes its lock when it begins (BEGIN IMMEDIATE; an
-advisory lock on PostgreSQL), so that looking first and inserting then is safe: a transaction that only asks
-for the lock when it writes fails with "database is locked" under several writers. Since nothing runs beside it,
-there is nothing to try again either; waiting for the lock has an end.
+Covers SQLite files and PostgreSQL. A write transaction takes its lock when it begins (BEGIN IMMEDIATE; an advisory lock
+on PostgreSQL), so that reading first and then inserting is safe: a transaction that requests the lock only when it
+writes fails with "database is locked" under several writers. As write transactions never run concurrently, nothing has
+to be retried; waiting for the lock has a time limit.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from sqlalchemy import URL, Connection, Engine, column, create_engine, event, in
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from experiments.core.masking import masked
+from experiments.core.masking import mask_secrets
 from store import readonly
 from store.errors import ArchiveError
-from store.ledger import PAGE, Ledger, skipped
+from store.ledger import PAGE, Ledger, skipped_frames
 
 ARCHIVE = "sqlite:///outputs/archive.db"
-"""Where it is unless somebody says otherwise."""
+"""URL of the archive where none is given."""
 
 VERSION_TABLE = "twofold_version"
-"""Ours, so that an archive and MLflow's tables are told apart."""
+"""A name of our own, to distinguish an archive from the tables of MLflow."""
 
 _PATIENCE = 30
-"""Seconds to wait for another process that is writing."""
+"""Seconds to wait for another process to finish writing."""
 
 _SHORT_PATIENCE = 5
-"""Seconds to wait for readers until what was committed can go from SQLite's log into the file."""
+"""Seconds to wait for readers before moving commits from SQLite's log into the file."""
 
 _IDLE = 60
-"""Seconds after which PostgreSQL ends a writer that has stopped in the middle, so that the others go on."""
+"""Seconds after which PostgreSQL ends a writer that is stuck in a transaction, so that the others can go on."""
 
 _LOCK = 0x7477666C
 """Number of the advisory lock that stands for "writing" on PostgreSQL: "twfl"."""
@@ -47,29 +47,29 @@ _LOCK = 0x7477666C
 _REACHING = {
     "client_encoding": "utf8",
     "connect_timeout": 10,
-    # A network that swallows packets looks like a server that thinks.
+    # A network that drops packets looks like a server that is still working.
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
-"""How PostgreSQL is connected to, where the URL says nothing else."""
+"""Options of a PostgreSQL connection, unless the URL sets them."""
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def sqlite_url(file: Path | str) -> str:
-    """The address of a SQLite file, whatever characters are in its path."""
+    """Return the URL of a SQLite file, whatever characters its path contains."""
     return URL.create("sqlite", database=str(file)).render_as_string(hide_password=False)
 
 
-def blobs_beside(archive: str) -> Path:
-    """The folder of blobs beside an archive, where no other was named."""
+def default_blob_folder(archive: str) -> Path:
+    """Return the default folder of blobs of an archive: next to its file."""
     file = sqlite_file(archive)
     return file.parent / "blobs" if file else Path("outputs/blobs")
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file of a SQLite database. None for any other, or for an address that cannot be read."""
+    """Return the file of a SQLite database, or None for any other database or a URL that cannot be parsed."""
     try:
         name = make_url(url).database if url.startswith("sqlite") else None
     except (ArgumentError, ValueError):
@@ -78,82 +78,86 @@ def sqlite_file(url: str) -> Path | None:
 
 
 class Database:
-    """An engine whose database has the newest tables."""
+    """An engine whose database has the newest revision of the tables."""
 
     def __init__(self, url: str, *, create: bool) -> None:
-        self.url = _readable(url)
+        self.url = _parse_url(url)
         self._hint = _QUESTION_MARK if "?" in url else ""
         self._leaving = ExitStack()
         self._unwritable: Path | None = None
-        """The file, where this process may not write it."""
-        self._engine = self._opened(create=create)
+        """The database file, if this process may not write it."""
+        self._engine = self._open_engine(create=create)
         try:
-            self._bring_to_newest(create=create)
+            self._migrate_to_head(create=create)
         except BaseException:
             self.close()
             raise
 
     @property
     def name(self) -> str:
-        """The URL as it may be shown: without a password."""
-        return masked(self.url.render_as_string(hide_password=True))
+        """The URL without its password, to be shown."""
+        return mask_secrets(self.url.render_as_string(hide_password=True))
 
     @property
     def _address(self) -> str:
-        """With its password, to be looked for in what a driver says."""
+        """The URL with its password, which is masked in the messages of a driver."""
         return self.url.render_as_string(hide_password=False)
 
     @property
     def is_sqlite(self) -> bool:
+        """Whether it is a SQLite file; otherwise it is on a PostgreSQL server."""
         return self.url.get_backend_name() == "sqlite"
 
     @property
     def file(self) -> Path | None:
-        """The database as a file. None for a server."""
+        """The file of the database. None for a server."""
         return Path(str(self.url.database)) if self.is_sqlite else None
 
-    def settle(self) -> bool:
-        """Bring what SQLite has in its log into the file itself, where no damage to the log loses it, and say whether
-        all of it is there: whoever reads just now may keep a part in the log. A server does that by itself.
+    def flush_log(self) -> bool:
+        """Move SQLite's log into the database file, where damage to the log cannot lose it.
+
+        Returns whether all of it was moved: a concurrent reader may keep a part in the log. A server does this by
+        itself.
         """
         if not self.is_sqlite or self._unwritable is not None:
             return True
-        with _in_sentences(self.name, self._address):
-            # Not of the engine's ways, since this is no transaction.
+        with _translate_errors(self.name, self._address):
+            # Use a raw connection, as this must not run in a transaction.
             pooled = self._engine.raw_connection()
             try:
-                return _emptied(pooled.cursor())
+                return _empty_log(pooled.cursor())
             finally:
                 pooled.close()
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """A transaction that sees one state of the database."""
-        with _in_sentences(self.name, self._address), self._engine.begin() as connection:
+    def read_transaction(self) -> Iterator[Connection]:
+        """Yield the connection of a transaction that sees one state of the database."""
+        with _translate_errors(self.name, self._address), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A transaction that has the write lock from its beginning."""
+    def write_transaction(self) -> Iterator[Connection]:
+        """Yield the connection of a transaction that has the write lock from its beginning."""
         engine = self._engine.execution_options(writing=True)
-        with _in_sentences(self.name, self._address), engine.begin() as connection:
+        with _translate_errors(self.name, self._address), engine.begin() as connection:
             yield connection
 
     def close(self) -> None:
+        """Close all connections, and delete the temporary copy if one was made."""
         self._engine.dispose()
         self._leaving.close()
 
-    def _opened(self, *, create: bool) -> Engine:
+    def _open_engine(self, *, create: bool) -> Engine:
         if self.is_sqlite and not create:
-            _there(self.url, self._hint)
-        if create or not self.is_sqlite or readonly.may_be_written(_there(self.url)):
+            _existing_file(self.url, self._hint)
+        if create or not self.is_sqlite or readonly.is_writable(_existing_file(self.url)):
             return _engine(self.url, create=create)
-        self._unwritable = _there(self.url)
-        return _read_only(self.url, self._leaving.enter_context(readonly.address(self._unwritable)))
+        self._unwritable = _existing_file(self.url)
+        return _read_only_engine(self.url, self._leaving.enter_context(readonly.sqlite_address(self._unwritable)))
 
-    def _bring_to_newest(self, *, create: bool) -> None:
+    def _migrate_to_head(self, *, create: bool) -> None:
         scripts = ScriptDirectory(str(_MIGRATIONS))
-        with self.reading() as connection:
+        with self.read_transaction() as connection:
             revision = self._revision(connection, scripts)
             encoding = "UTF8" if self.is_sqlite else connection.exec_driver_sql("SHOW server_encoding").scalar()
         head = scripts.get_current_head()
@@ -162,21 +166,21 @@ class Database:
         if revision is None and not create:
             raise ArchiveError(f"there is no archive in {self.name}; a run makes one, or name another with --archive")
         if revision is None:
-            self._refuse_what_was_emptied()
+            self._refuse_emptied_file()
         if self._unwritable is not None and revision is not None:
-            # It stays as it is, and a copy is brought to the revision that is read here.
-            copy = self._leaving.enter_context(readonly.copied(self._unwritable))
+            # Leave the file unchanged, and migrate a temporary copy.
+            copy = self._leaving.enter_context(readonly.temporary_copy(self._unwritable))
             self._engine.dispose()
-            self._engine = _sqlite(self.url.set(database=str(copy)), create=False)
+            self._engine = _sqlite_engine(self.url.set(database=str(copy)), create=False)
         if encoding != "UTF8":
             raise ArchiveError(f"{self.name} is encoded in {encoding}, which cannot hold every text: make one in UTF8")
         try:
-            with self.writing() as connection:
-                # Asked again: another process may have migrated while this one waited for the lock.
+            with self.write_transaction() as connection:
+                # Check again: another process may have migrated while this one waited for the lock.
                 self._revision(connection, scripts)
                 migrate(connection)
         except ArchiveError as error:
-            if _code(error.__cause__) != _NOT_ALLOWED:
+            if _sqlstate(error.__cause__) != _NOT_ALLOWED:
                 raise
             found = f"has revision {revision!r}" if revision else "holds no archive yet"
             raise ArchiveError(
@@ -184,13 +188,16 @@ class Database:
                 "administrator runs `python -m store grant` (store/README.md, PostgreSQL), then try again"
             ) from error.__cause__
 
-    def _refuse_what_was_emptied(self) -> None:
-        """A file without tables may be a new one, or all that is left where SQLite's log was damaged."""
+    def _refuse_emptied_file(self) -> None:
+        """Raise ArchiveError for a file without tables to which something was committed.
+
+        Such a file may be new, or it is what remains after SQLite's log was damaged.
+        """
         if self.file is None:
             return
         ledger, log = Ledger(self.file), self.file.with_name(f"{self.file.name}-wal")
-        lost = len(ledger.missing(frozenset()))
-        if lost or skipped(log)[1]:
+        lost = len(ledger.missing_commits(frozenset()))
+        if lost or skipped_frames(log)[1]:
             raise ArchiveError(
                 f"{self.name} is empty, though {lost or 'some'} records and sweeps were committed to it: its log "
                 f"({log.name}) is damaged or gone. Bring the file back from a copy; to begin anew instead, move it and "
@@ -198,7 +205,10 @@ class Database:
             )
 
     def _revision(self, connection: Connection, scripts: ScriptDirectory) -> str | None:
-        """The database's revision, None for an empty one. Raises ArchiveError if it is not ours to use."""
+        """Return the database's revision, or None for an empty database.
+
+        Raises ArchiveError if it is not an archive, or has a revision that this version does not know.
+        """
         tables = inspect(connection).get_table_names()
         if VERSION_TABLE not in tables:
             if tables:
@@ -217,43 +227,43 @@ class Database:
 
 
 def migrate(connection: Connection, revision: str = "head") -> None:
-    """Bring the database to a revision, within the transaction that is open."""
+    """Migrate the database to a revision, within the open transaction."""
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
 
 
-def _readable(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     try:
-        made = make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise ArchiveError(
-            f"{masked(url, url)!r} is not a database URL; one looks like sqlite:///outputs/archive.db, or "
+            f"{mask_secrets(url, url)!r} is not a database URL; one looks like sqlite:///outputs/archive.db, or "
             "postgresql+psycopg://user@host/database"
         ) from None
-    if made.drivername in ("postgresql", "postgres"):
-        made = made.set(drivername="postgresql+psycopg")
-    if made.get_backend_name() not in ("sqlite", "postgresql"):
-        raise ArchiveError(f"{made.get_backend_name()} is not a database that we know; use sqlite or postgresql")
-    if made.get_backend_name() == "sqlite" and made.database in (None, "", ":memory:"):
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise ArchiveError(f"{parsed.get_backend_name()} is not a database that we know; use sqlite or postgresql")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise ArchiveError("an archive in memory keeps nothing; name a file: sqlite:///outputs/archive.db")
-    if made.get_backend_name() == "postgresql" and "@" in f"{made.host}{made.database}":
-        # Shown as it was read, it would show the rest of the password.
+    if parsed.get_backend_name() == "postgresql" and "@" in f"{parsed.host}{parsed.database}":
+        # Showing the parsed URL would reveal the rest of the password.
         raise ArchiveError("the archive's URL has an @ too many: in a password it is written %40, and a / %2F")
-    return made
+    return parsed
 
 
 def _engine(url: URL, *, create: bool) -> Engine:
     if url.get_backend_name() == "sqlite":
-        return _sqlite(url, create=create)
+        return _sqlite_engine(url, create=create)
     reaching = {name: value for name, value in _REACHING.items() if name not in url.query}
     try:
-        # A connection that the server has ended since is noticed before it is used, and made anew.
+        # A connection that the server has closed is detected before use, and replaced.
         engine = create_engine(url, connect_args=reaching, pool_pre_ping=True)
     except (ArgumentError, ModuleNotFoundError) as error:
-        shown = masked(url.render_as_string())
-        raise ArchiveError(f"{shown} cannot be opened: {error}; install its driver") from error
+        safe_url = mask_secrets(url.render_as_string())
+        raise ArchiveError(f"{safe_url} cannot be opened: {error}; install its driver") from error
     event.listen(engine, "connect", _set_up_postgresql)
     event.listen(engine, "begin", _begin_postgresql)
     return engine
@@ -262,15 +272,15 @@ def _engine(url: URL, *, create: bool) -> Engine:
 _QUESTION_MARK = "; what follows the ? is no part of the path: a ? in a path is written %3F"
 
 
-def _there(url: URL, hint: str = "") -> Path:
+def _existing_file(url: URL, hint: str = "") -> Path:
     file = Path(str(url.database))
     if not file.is_file():
         raise ArchiveError(f"there is no archive at {file}; a run makes one, or name another with --archive{hint}")
     return file
 
 
-def _sqlite(url: URL, *, create: bool) -> Engine:
-    file = Path(str(url.database)) if create else _there(url)
+def _sqlite_engine(url: URL, *, create: bool) -> Engine:
+    file = Path(str(url.database)) if create else _existing_file(url)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -278,31 +288,33 @@ def _sqlite(url: URL, *, create: bool) -> Engine:
     try:
         engine = create_engine(url)
     except (ArgumentError, ModuleNotFoundError) as error:
-        raise ArchiveError(f"{masked(url.render_as_string())} cannot be opened: {error}; install its driver") from error
+        raise ArchiveError(
+            f"{mask_secrets(url.render_as_string())} cannot be opened: {error}; install its driver"
+        ) from error
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _read_only(url: URL, address: str) -> Engine:
-    """An engine for a file that may not be written."""
+def _read_only_engine(url: URL, address: str) -> Engine:
+    """Return an engine for a file that may not be written."""
     engine = create_engine(url, creator=lambda: sqlite3.connect(address, uri=True, isolation_level=None))
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    # Python's driver would begin transactions by itself, at other moments than we do.
+    # Otherwise Python's driver begins transactions by itself, at other moments.
     connection.isolation_level = None
     connection.execute(f"PRAGMA busy_timeout = {_PATIENCE * 1000}")
-    # Larger pages keep a record on fewer of them; it counts only while the file is empty.
+    # With larger pages a record takes fewer of them. This has an effect only while the file is empty.
     connection.execute(f"PRAGMA page_size = {PAGE}")
     _switch_to_write_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
 
 
-def _emptied(cursor: Any) -> bool:
+def _empty_log(cursor: Any) -> bool:
     cursor.execute(f"PRAGMA busy_timeout = {_SHORT_PATIENCE * 1000}")
     try:
         for how in ("TRUNCATE", "PASSIVE"):
@@ -315,7 +327,7 @@ def _emptied(cursor: Any) -> bool:
 
 
 def _switch_to_write_ahead(connection: sqlite3.Connection) -> None:
-    """SQLite does not wait by itself when several processes make this switch on a new file at once."""
+    """Switch to the write-ahead log. SQLite does not wait when several processes do this on a new file at once."""
     patient_until = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -335,10 +347,10 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _set_up_postgresql(connection: Any, _: object) -> None:
     with connection.cursor() as cursor:
-        # Whoever waits for the lock must then see what the one before committed.
+        # A writer that has waited for the lock must see what the previous writer committed.
         cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(f"SET lock_timeout = '{_PATIENCE * 1000:.0f}ms'")
-        # The run deletes what it has added, so a commit has to mean that it is on disk.
+        # A run deletes what it has added, so a commit has to mean that the data is on disk.
         cursor.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
@@ -372,7 +384,7 @@ _SENTENCES = {
     "unable to open": "it cannot be opened: look at the path and at who may write there",
     "readonly": _READ_ONLY,
     "append-only": _KEEPS,
-    # Whoever cannot connect to PostgreSQL gets no code.
+    # PostgreSQL returns no SQLSTATE if the connection fails.
     "authentication failed": _LOGIN,
     "no password supplied": _LOGIN,
     "no pg_hba.conf entry": _LOGIN,
@@ -384,7 +396,7 @@ _SENTENCES = {
     "connection": _AWAY,
     "resolve host": _AWAY,
 }
-"""What a database says, and what that means here. The first that matches counts."""
+"""Part of a database's error message -> what it means here. The first match counts."""
 
 _NOT_ALLOWED = "42501"
 
@@ -398,40 +410,40 @@ _CODES = {
     "08": _AWAY,
     "XX": _DAMAGED,
 }
-"""What the codes of PostgreSQL begin with, and what that means here: its words may be in any language."""
+"""Beginning of a SQLSTATE of PostgreSQL -> what it means here. Its messages may be in any language."""
 
 
 @contextmanager
-def _in_sentences(name: str, address: str) -> Iterator[None]:
+def _translate_errors(name: str, address: str) -> Iterator[None]:
     try:
         yield
     except PoolTimeoutError as error:
         raise ArchiveError(f"{name}: all connections of this process are at work: try again ({error})") from error
     except (DBAPIError, sqlite3.Error) as error:
         original = getattr(error, "orig", None) or error
-        said = getattr(getattr(original, "diag", None), "message_primary", None) or str(original)
-        said = masked(" ".join(said.split()), address)
-        code = _code(error) or "none"
+        message = getattr(getattr(original, "diag", None), "message_primary", None) or str(original)
+        message = mask_secrets(" ".join(message.split()), address)
+        code = _sqlstate(error) or "none"
         known = [sentence for start, sentence in _CODES.items() if code.startswith(start)]
-        known += [sentence for words, sentence in _SENTENCES.items() if words in said.lower()]
+        known += [sentence for words, sentence in _SENTENCES.items() if words in message.lower()]
         meaning = known[0] if known else "the database cannot do this now; nothing was changed"
-        raise ArchiveError(f"{name}: {meaning} ({said})") from error
+        raise ArchiveError(f"{name}: {meaning} ({message})") from error
 
 
-def _code(error: BaseException | None) -> str | None:
-    """The SQLSTATE that PostgreSQL gave, if it gave one."""
+def _sqlstate(error: BaseException | None) -> str | None:
+    """Return the SQLSTATE that PostgreSQL reported, or None."""
     code = getattr(getattr(error, "orig", None), "sqlstate", None)
     return None if code is None else str(code)
 
 
-def storable(values: dict[str, Any]) -> dict[str, Any]:
-    """Columns of an index row, as every database can hold them: text on PostgreSQL has no NUL.
+def storable_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of an index row with NUL escaped, as text on PostgreSQL cannot hold NUL.
 
-    What a record itself holds is JSON, where it is escaped already.
+    The text of a record is JSON, in which NUL is already escaped.
     """
     return {name: value.replace("\0", "\\x00") if isinstance(value, str) else value for name, value in values.items()}
 
 
 def row_dictionary(row: Any) -> dict[str, Any]:
-    """A row as a dictionary by column name."""
+    """Return a row as a dictionary by column name."""
     return dict(row._mapping)  # noqa: SLF001  (its public name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class ArchiveError(Exception):
-    """The archive cannot do what was asked. The message says what was found and what to do.
+    """The archive cannot do what was requested. The message states what was found and what to do.
 
-    Whoever gets it may rely on this: what was in the archive before is still there, and of what was
-    being added no part counts until it is added again.
+    A caller may rely on this: the previous contents of the archive are still there, and nothing that was being added
+    counts until it is added again.
     """

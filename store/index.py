@@ -1,4 +1,4 @@
-"""The index row of a record: what the archive is searched by."""
+"""The index row of a record, by which the archive is searched."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from store.errors import ArchiveError
 from store.models import Cell
 
 _MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?Z", re.ASCII)
-"""RFC 3339 in UTC, as records have it."""
+"""RFC 3339 in UTC, as records write it."""
 
 DOCUMENTS = ("machine", "source")
-"""Kinds of content that are texts in the database; the others are blobs in the folder."""
+"""Kinds of content stored as text in the database; all others are blobs in the folder."""
 
 OPTIONAL = ("stdout", "stderr", "unreadable")
-"""Kinds that a record may come without: bundles leave them out, since they may name paths."""
+"""Kinds that a record may lack: bundles leave them out, since they may name paths."""
 
 
 _LONGEST_REASON = 300
-"""Characters of why a record is refused that are told: it may name a key of megabytes."""
+"""Most characters of the reason for refusing a record: it may quote a key of megabytes."""
 
 
 def read_record(text: str) -> Record:
-    """The record of a text that is exactly what its writer wrote.
+    """Return the record of a text that is exactly what its writer wrote.
 
-    Raises ArchiveError if it is no record, a newer one, not canonical, or does not match its evidence digest.
+    Raises ArchiveError if it is not a record, has a newer schema, is not canonical, or does not match its evidence
+    digest.
     """
     try:
         record = Record.from_text(text)
@@ -44,8 +45,11 @@ def read_record(text: str) -> Record:
     return record
 
 
-def wanted(record: Record) -> dict[str, str]:
-    """`Record.blobs`, in order. Raises ArchiveError if something in it is not a digest."""
+def referenced_contents(record: Record) -> dict[str, str]:
+    """Return digest -> kind of each content that the record refers to (`Record.blobs`), sorted by digest.
+
+    Raises ArchiveError if something in it is not a digest.
+    """
     try:
         found = sorted(record.blobs().items())
     except TypeError:
@@ -56,9 +60,14 @@ def wanted(record: Record) -> dict[str, str]:
     return dict(found)
 
 
-def cell(text: str, record: Record) -> dict[str, Any]:
-    """The columns of `Cell` by attribute. Raises ArchiveError if a value is of another kind than its column."""
-    values = {"digest": digest(text), "schema": parse(text)["schema"], **_asked(record), **_seen(record)}
+def cell_values(text: str, record: Record) -> dict[str, Any]:
+    """Return the columns of `Cell` by name. Raises ArchiveError if a value does not have the type of its column."""
+    values = {
+        "digest": digest(text),
+        "schema": parse(text)["schema"],
+        **_spec_columns(record),
+        **_outcome_columns(record),
+    }
     for column in Cell.__table__.columns:
         value = values[column.name]
         kind = column.type.python_type
@@ -68,8 +77,8 @@ def cell(text: str, record: Record) -> dict[str, Any]:
     return values
 
 
-def refuse_no_times(record: Record) -> None:
-    """Raises ArchiveError if a time of the record is none: in a stranger's it may be any text or number."""
+def refuse_invalid_times(record: Record) -> None:
+    """Raise ArchiveError if a time of the record is not valid: a stranger's record may hold any text or number."""
     moment = record.ending.started_at
     if not (isinstance(moment, str) and _is_moment(moment)):
         said = repr(moment)[:40]
@@ -92,7 +101,7 @@ def _is_moment(text: str) -> bool:
     return True
 
 
-def _asked(record: Record) -> dict[str, Any]:
+def _spec_columns(record: Record) -> dict[str, Any]:
     question, setting = record.spec.question, record.spec.setting
     return {
         "scenario": question.scenario,
@@ -117,7 +126,7 @@ def _asked(record: Record) -> dict[str, Any]:
     }
 
 
-def _seen(record: Record) -> dict[str, Any]:
+def _outcome_columns(record: Record) -> dict[str, Any]:
     outcome, ending = record.outcome, record.ending
     return {
         "outcome": outcome.kind,

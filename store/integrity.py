@@ -1,10 +1,10 @@
-"""Recomputes everything an archive holds and names what does not match.
+"""Recompute everything an archive holds and name what does not match.
 
-Found are: changed records, documents, plans and blobs; missing ones; index rows that the records do not give;
-sweeps that do not fit their plan; a damaged database file; a missing guard against changes; what was committed to a
-SQLite database and is there no longer, and frames of its log that SQLite skips. Not found: a record that was taken out
-together with everything that names it, the list beside the database included, and stdout or stderr that is not there
-(optional, so it is only counted).
+Detected: changed or missing records, documents, plans and blobs; index rows that differ from their records; sweeps that
+do not fit their plan; a damaged database file; a missing guard against changes; commits to a SQLite database that are
+lost, and frames of its log that SQLite skips. Not detected: a record that was removed together with everything that
+names it, the list of commits next to the database included, and missing stdout or stderr (optional, so it is only
+counted).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from experiments.core.canonical_json import digest
 from experiments.core.spec import Spec
 from store import exclusions, sweeps
 from store.blobs import Blobs
-from store.database import Database, row_dictionary, storable
+from store.database import Database, row_dictionary, storable_values
 from store.errors import ArchiveError
-from store.index import DOCUMENTS, OPTIONAL, cell, read_record, wanted
-from store.ledger import Ledger, note_digest, skipped
+from store.index import DOCUMENTS, OPTIONAL, cell_values, read_record, referenced_contents
+from store.ledger import Ledger, note_digest, skipped_frames
 from store.models import (
     APPEND_ONLY,
     ArrivalRow,
@@ -41,12 +41,12 @@ from store.origins import deliveries
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that does not match."""
+    """One mismatch."""
 
     digest: str
-    """Digest, or other name, of what it is about."""
+    """Digest or other name of the affected item."""
     what: str
-    """A sentence without its subject."""
+    """The rest of the sentence whose subject is `digest`."""
 
     def __str__(self) -> str:
         return f"{self.digest}: {self.what}"
@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Counts:
-    """How much was looked at."""
+    """How much was examined."""
 
     records: int = 0
     documents: int = 0
@@ -63,27 +63,27 @@ class Counts:
     unreferenced_blobs: int = 0
     """Blobs that no record names, such as an interrupted add leaves."""
     absent_outputs: int = 0
-    """Contents of stdout, stderr and unreadable observations that are not kept, as after a bundle."""
+    """Contents of stdout, stderr and unreadable observations that the archive lacks, as after adding a bundle."""
 
     def __str__(self) -> str:
         return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in asdict(self).items())
 
 
-def check(database: Database, blobs: Blobs) -> tuple[list[Problem], Counts]:
-    """All problems, and how much was looked at. Bad content is a problem, never an exception."""
+def check_archive(database: Database, blobs: Blobs) -> tuple[list[Problem], Counts]:
+    """Return all problems, and how much was examined. Bad content is a problem and never raises."""
     examination = _Examination(blobs)
-    examination.problems.extend(_skipped(database))
+    examination.problems.extend(_skipped_frames(database))
     try:
-        with database.reading() as connection:
+        with database.read_transaction() as connection:
             examination.run(connection, sqlite=database.is_sqlite)
-            examination.problems.extend(_lost(connection, database))
+            examination.problems.extend(_lost_commits(connection, database))
     except ArchiveError as error:
         examination.problems.append(Problem("database", f"cannot be read on: {error}"))
     return examination.problems, examination.counts()
 
 
 class _Examination:
-    """What is known so far: problems, and which contents are there and which are asked for."""
+    """State of a check: the problems so far, and which contents exist and which are required."""
 
     def __init__(self, blobs: Blobs) -> None:
         self.blobs = blobs
@@ -91,18 +91,18 @@ class _Examination:
         self.specs: dict[str, Spec] = {}
         """Digest of each readable record -> its spec."""
         self.wanted: dict[str, set[str]] = {}
-        """Digest of each content that a record rests on -> what it is there."""
+        """Digest of each content that records refer to -> its kinds in them."""
         self.documents: set[str] = set()
         self.kept: set[str] = set()
         self.tally = {"records": 0, "sweeps": 0, "absent_outputs": 0}
 
     def run(self, connection: Connection, *, sqlite: bool) -> None:
-        self.problems.extend(_damage(connection) if sqlite else _dangling(connection))
+        self.problems.extend(_sqlite_damage(connection) if sqlite else _dangling_keys(connection))
         self.problems.extend(_missing_guards(connection) if sqlite else _weak_guards(connection))
-        self._documents(connection, sqlite=sqlite)
-        self._records(connection, sqlite=sqlite)
-        self._contents()
-        self._sweeps(connection, sqlite=sqlite)
+        self._check_documents(connection, sqlite=sqlite)
+        self._check_records(connection, sqlite=sqlite)
+        self._check_contents()
+        self._check_sweeps(connection, sqlite=sqlite)
 
     def counts(self) -> Counts:
         unreferenced = len(self.kept - self.wanted.keys())
@@ -110,136 +110,140 @@ class _Examination:
             documents=len(self.documents), blobs=len(self.kept), unreferenced_blobs=unreferenced, **self.tally
         )
 
-    def _say(self, name: str, what: str) -> None:
+    def _add_problem(self, name: str, what: str) -> None:
         self.problems.append(Problem(name, what))
 
-    def _documents(self, connection: Connection, *, sqlite: bool) -> None:
-        for name, content in _contents(connection, DocumentRow.digest, DocumentRow.text, sqlite=sqlite):
+    def _check_documents(self, connection: Connection, *, sqlite: bool) -> None:
+        for name, content in _row_contents(connection, DocumentRow.digest, DocumentRow.text, sqlite=sqlite):
             self.documents.add(name)
             if digest(content) != name:
-                self._say(name, f"document has the digest {digest(content)}")
+                self._add_problem(name, f"document has the digest {digest(content)}")
 
-    def _records(self, connection: Connection, *, sqlite: bool) -> None:
+    def _check_records(self, connection: Connection, *, sqlite: bool) -> None:
         cells = {row.digest: row_dictionary(row) for row in connection.execute(select(Cell.__table__)).all()}
-        for name, content in _contents(connection, RecordRow.digest, RecordRow.text, sqlite=sqlite):
+        for name, content in _row_contents(connection, RecordRow.digest, RecordRow.text, sqlite=sqlite):
             self.tally["records"] += 1
-            self._record(name, content, cells.pop(name, None))
+            self._check_record(name, content, cells.pop(name, None))
         for name in cells:
-            self._say(name, "index row of a record that is not there; `Archive.rebuild` mends it")
+            self._add_problem(name, "index row of a record that is not there; `Archive.rebuild` mends it")
 
-    def _record(self, name: str, content: bytes, indexed: dict[str, Any] | None) -> None:
+    def _check_record(self, name: str, content: bytes, indexed: dict[str, Any] | None) -> None:
         if digest(content) != name:
-            self._say(name, f"record has the digest {digest(content)}")
+            self._add_problem(name, f"record has the digest {digest(content)}")
         try:
             text = content.decode("utf-8")
             record = read_record(text)
-            contents, row = wanted(record), storable(cell(text, record))
+            contents, row = referenced_contents(record), storable_values(cell_values(text, record))
         except (ArchiveError, UnicodeDecodeError) as error:
-            self._say(name, f"record cannot be read: {error}")
+            self._add_problem(name, f"record cannot be read: {error}")
             return
         self.specs[name] = record.spec
         for asked, kind in contents.items():
             self.wanted.setdefault(asked, set()).add(kind)
         wrong = sorted(key for key in row if indexed is not None and indexed[key] != row[key])
         if indexed is None:
-            self._say(name, "record has no index row; `Archive.rebuild` makes it")
+            self._add_problem(name, "record has no index row; `Archive.rebuild` makes it")
         elif wrong:
-            self._say(name, f"index row differs from the record in {', '.join(wrong)}; `Archive.rebuild` mends it")
+            self._add_problem(
+                name, f"index row differs from the record in {', '.join(wrong)}; `Archive.rebuild` mends it"
+            )
 
-    def _contents(self) -> None:
+    def _check_contents(self) -> None:
         self.kept = set(self.blobs.names())
         for name, kinds in sorted(self.wanted.items()):
             if kinds & set(DOCUMENTS) and name not in self.documents:
-                self._say(name, f"{' and '.join(sorted(kinds))} is missing")
+                self._add_problem(name, f"{' and '.join(sorted(kinds))} is missing")
             if kinds - set(DOCUMENTS):
-                self._blob(name, kinds)
+                self._check_blob(name, kinds)
 
-    def _blob(self, name: str, kinds: set[str]) -> None:
+    def _check_blob(self, name: str, kinds: set[str]) -> None:
         try:
             content = self.blobs.read(name)
         except ArchiveError as error:
-            self._say(name, str(error))
+            self._add_problem(name, str(error))
             return
         if content is None and kinds - set(DOCUMENTS) - set(OPTIONAL):
-            self._say(name, f"{' and '.join(sorted(kinds))} is missing")
+            self._add_problem(name, f"{' and '.join(sorted(kinds))} is missing")
         elif content is None:
             self.tally["absent_outputs"] += 1
 
-    def _sweeps(self, connection: Connection, *, sqlite: bool) -> None:
+    def _check_sweeps(self, connection: Connection, *, sqlite: bool) -> None:
         plans: dict[str, dict[tuple[str, str], int]] = {}
-        for name, content in _contents(connection, PlanRow.digest, PlanRow.text, sqlite=sqlite):
+        for name, content in _row_contents(connection, PlanRow.digest, PlanRow.text, sqlite=sqlite):
             if digest(content) != name:
-                self._say(name, f"plan has the digest {digest(content)}")
+                self._add_problem(name, f"plan has the digest {digest(content)}")
             try:
-                plans[name] = sweeps.places(sweeps.read_plan(content.decode("utf-8")))
+                plans[name] = sweeps.plan_places(sweeps.read_plan(content.decode("utf-8")))
             except (ArchiveError, UnicodeDecodeError) as error:
-                self._say(name, f"plan cannot be read: {error}")
+                self._add_problem(name, f"plan cannot be read: {error}")
         for row in connection.execute(select(SweepRow.__table__)).all():
             self.tally["sweeps"] += 1
             if row.id != sweeps.sweep_id(row.plan, row.machine, row.number):
-                self._say(row.id, "sweep has another id than its plan, machine and number give")
-        self._arrivals(connection)
+                self._add_problem(row.id, "sweep has another id than its plan, machine and number give")
+        self._check_arrivals(connection)
         links = select(SweepRecordRow.__table__, SweepRow.plan).join(SweepRow)
         for row in connection.execute(links).all():
-            self._link(row, plans.get(row.plan))
+            self._check_link(row, plans.get(row.plan))
 
-    def _arrivals(self, connection: Connection) -> None:
-        """Each record and sweep has a place in the order, and nothing else has one."""
+    def _check_arrivals(self, connection: Connection) -> None:
+        """Check that each record and sweep has a place in the order of arrival, and nothing else has one."""
         for kind, column in (("record", RecordRow.digest), ("sweep", SweepRow.id)):
             there = set(connection.scalars(select(column)))
             placed = set(connection.scalars(select(ArrivalRow.name).where(ArrivalRow.kind == kind)))
             for name in sorted(there ^ placed):
                 what = "has no place in the order of arrivals" if name in there else "came in, and is not there"
-                self._say(name, f"{kind} {what}")
+                self._add_problem(name, f"{kind} {what}")
 
-    def _link(self, row: Any, places: Mapping[tuple[str, str], int] | None) -> None:
-        """Records and plans that could not be read were named already, so their rows are let be."""
+    def _check_link(self, row: Any, places: Mapping[tuple[str, str], int] | None) -> None:
+        """Check a record of a sweep against the plan. Unreadable records and plans are already problems: skip them."""
         spec = self.specs.get(row.record)
         if spec is None or places is None:
             return
         if spec.digest() != row.spec:
-            self._say(row.record, f"sweep {row.sweep} has it for spec {row.spec}, but its spec is {spec.digest()}")
-        if sweeps.place_of(spec) not in places:
-            self._say(row.record, f"sweep {row.sweep} has it, but its spec is not in the plan")
+            self._add_problem(
+                row.record, f"sweep {row.sweep} has it for spec {row.spec}, but its spec is {spec.digest()}"
+            )
+        if sweeps.spec_place(spec) not in places:
+            self._add_problem(row.record, f"sweep {row.sweep} has it, but its spec is not in the plan")
 
 
-def _contents(
+def _row_contents(
     connection: Connection, key: InstrumentedAttribute[str], text: InstrumentedAttribute[str], *, sqlite: bool
 ) -> Iterator[tuple[str, bytes]]:
-    """Every row's digest and its text as bytes, so that text which is no longer UTF-8 can be looked at."""
+    """Yield digest and text of every row, as bytes, so that text which is no longer UTF-8 can be checked."""
     # On PostgreSQL text is always UTF-8, and a cast to bytes would read backslashes as escapes.
     column: Any = cast(text, LargeBinary) if sqlite else text
-    # Some rows at a time: a large archive does not fit into memory.
+    # Fetch rows in batches: a large archive does not fit into memory.
     for name, content in connection.execute(select(key, column).execution_options(yield_per=500)):
         yield name, content if isinstance(content, bytes) else content.encode("utf-8")
 
 
-def _skipped(database: Database) -> Iterator[Problem]:
-    """Committed frames of SQLite's log that it takes for none, because one of them or one before was damaged."""
+def _skipped_frames(database: Database) -> Iterator[Problem]:
+    """Yield a problem if SQLite skips committed frames of its log, because one of them or an earlier one is damaged."""
     if database.file is None:
         return
     log = database.file.with_name(f"{database.file.name}-wal")
-    frames, commits = skipped(log)
+    frames, commits = skipped_frames(log)
     if commits:
-        # Another process may just be writing them.
-        with contextlib.suppress(ArchiveError), database.writing():
-            frames, commits = skipped(log)
+        # Another process may be writing them now: look again under the write lock.
+        with contextlib.suppress(ArchiveError), database.write_transaction():
+            frames, commits = skipped_frames(log)
     if commits:
         said = f"{frames} of its frames, with {commits} commits, do not match their checksums: SQLite skips them"
         yield Problem(log.name, f"{said}. {_ADD_AGAIN}")
 
 
-def _lost(connection: Connection, database: Database) -> Iterator[Problem]:
-    """What was committed and is not there."""
+def _lost_commits(connection: Connection, database: Database) -> Iterator[Problem]:
+    """Yield a problem for each commit that the database has lost."""
     if database.file is None:
         return
     there = {("record", name) for name in connection.scalars(select(RecordRow.digest))}
     there |= {("sweep", name) for name in connection.scalars(select(SweepRow.id))}
     there |= {("delivery", one.name()) for ways in deliveries(connection).values() for one in ways}
-    there |= {("exclusion", one.digest()) for one in exclusions.written(connection)}
+    there |= {("exclusion", one.digest()) for one in exclusions.read_entries(connection)}
     notes = select(NoteRow.record, NoteRow.author, NoteRow.text, NoteRow.written_at)
     there |= {("note", note_digest(**row)) for row in connection.execute(notes).mappings()}
-    for kind, name in Ledger(database.file).missing(there):
+    for kind, name in Ledger(database.file).missing_commits(there):
         yield Problem(name, f"{kind} was committed to this archive, and is not in it. {_ADD_AGAIN}")
 
 
@@ -249,7 +253,7 @@ _ADD_AGAIN = (
 )
 
 
-def _damage(connection: Connection) -> Iterator[Problem]:
+def _sqlite_damage(connection: Connection) -> Iterator[Problem]:
     for (said,) in connection.exec_driver_sql("PRAGMA integrity_check"):
         if said != "ok":
             yield Problem("database", f"SQLite finds damage: {said}")
@@ -268,14 +272,14 @@ def _missing_guards(connection: Connection) -> Iterator[Problem]:
 # PostgreSQL.
 
 _GUARD = 2 | 8 | 16 | 32
-"""pg_trigger.tgtype of a trigger before DELETE, UPDATE and TRUNCATE, once for each statement."""
+"""pg_trigger.tgtype of a statement-level trigger before DELETE, UPDATE and TRUNCATE."""
 
 _REFUSAL = "BEGIN RAISE EXCEPTION '% are append-only', TG_TABLE_NAME; END"
-"""What the guard does, without the spaces around it."""
+"""Body of the guard's function, stripped."""
 
 
-def _dangling(connection: Connection) -> Iterator[Problem]:
-    """Foreign keys that lead nowhere, as a superuser can make them who switches ordinary triggers off."""
+def _dangling_keys(connection: Connection) -> Iterator[Problem]:
+    """Yield dangling foreign keys, which a superuser can create by disabling ordinary triggers."""
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_keys:
             there = exists().where(key.column == key.parent)
@@ -284,7 +288,7 @@ def _dangling(connection: Connection) -> Iterator[Problem]:
 
 
 def _weak_guards(connection: Connection) -> Iterator[Problem]:
-    """Guards that are missing, do not fire always or on everything, or do something else than refuse."""
+    """Yield guards that are missing, do not fire always or on everything, or do something other than refuse."""
     found = connection.exec_driver_sql(
         "SELECT c.relname, t.tgenabled, t.tgtype, t.tgqual IS NULL AND cardinality(t.tgattr::int2[]) = 0, p.prosrc "
         "FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid "

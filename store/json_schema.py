@@ -1,8 +1,8 @@
-"""The JSON Schema of a record, made from the dataclasses that define it.
+"""The JSON Schema of a record, generated from the dataclasses that define it.
 
     python -m store.json_schema > store/record.schema.json
 
-A test holds the published file to this, and real records to the file.
+A test compares the published file with this output, and validates real records against the file.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from experiments.core import outcome as outcome_module
 from experiments.core import schema_history, spec, streams
 
 SPECIAL = {"type": "string", "enum": ["nan", "inf", "-inf", "-0.0"]}
-"""Floats that JSON cannot carry."""
+"""Floats that JSON cannot represent."""
 
 
-def schema() -> dict[str, Any]:
-    """Schema (draft 2020-12) of a record's JSON in this version."""
-    outcome = _object(outcome_module.Outcome)
+def record_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a record in this version."""
+    outcome = _object_schema(outcome_module.Outcome)
     outcome["properties"]["fingerprint"] = {"type": ["string", "null"]}
     outcome["required"].append("fingerprint")
     outcome["properties"]["kind"] = {"enum": list(outcome_module.ENDINGS)}
-    observation = _object(observation_module.Observation)
+    observation = _object_schema(observation_module.Observation)
     del observation["properties"]["outcome"]
     observation["required"].remove("outcome")
     parts = {
         "schema": {"const": schema_history.SCHEMA},
-        "spec": _object(spec.Spec),
+        "spec": _object_schema(spec.Spec),
         "outcome": outcome,
         "observation": {"oneOf": [{"type": "null"}, observation]},
-        "ending": _object(observation_module.Ending),
+        "ending": _object_schema(observation_module.Ending),
         "evidence_digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     }
     return {
@@ -53,13 +53,13 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _object(kind: Any) -> dict[str, Any]:
-    hints, texts = typing.get_type_hints(kind), _texts(kind)
+def _object_schema(kind: Any) -> dict[str, Any]:
+    hints, texts = typing.get_type_hints(kind), _field_docstrings(kind)
     properties = {}
     for field in fields(kind):
-        made = _type(hints[field.name])
+        field_schema = _type_schema(hints[field.name])
         properties[field.name.rstrip("_")] = (
-            {**made, "description": texts[field.name]} if texts.get(field.name) else made
+            {**field_schema, "description": texts[field.name]} if texts.get(field.name) else field_schema
         )
     return {
         "type": "object",
@@ -69,7 +69,7 @@ def _object(kind: Any) -> dict[str, Any]:
     }
 
 
-def _type(hint: Any) -> dict[str, Any]:
+def _type_schema(hint: Any) -> dict[str, Any]:
     plain: dict[Any, dict[str, Any]] = {
         str: {"type": "string"},
         int: {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^-?[1-9][0-9]{15,}$"}]},
@@ -83,31 +83,31 @@ def _type(hint: Any) -> dict[str, Any]:
     if hint is type(None):
         return {"type": "null"}
     if hint is observation_module.Operator:
-        return _operator()
+        return _operator_schema()
     if hasattr(hint, "__dataclass_fields__"):
-        return _object(hint)
-    return _compound(typing.get_origin(hint), typing.get_args(hint))
+        return _object_schema(hint)
+    return _compound_schema(typing.get_origin(hint), typing.get_args(hint))
 
 
-def _compound(origin: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
+def _compound_schema(origin: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
     if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [_type(one) for one in arguments]}
+        return {"anyOf": [_type_schema(one) for one in arguments]}
     if origin is tuple:
-        return {"type": "array", "items": _type(arguments[0])}
+        return {"type": "array", "items": _type_schema(arguments[0])}
     if origin is Mapping:
-        return {"type": "object", "additionalProperties": _type(arguments[1])}
+        return {"type": "object", "additionalProperties": _type_schema(arguments[1])}
     raise TypeError(f"no JSON Schema for {origin}")
 
 
-def _operator() -> dict[str, Any]:
-    """Operators are many, so each is a list: thread, depth, name, shapes."""
+def _operator_schema() -> dict[str, Any]:
+    """Return the schema of an operator. There are many, so each is a list: thread, depth, name, shapes."""
     shapes = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
     items = [{"type": "integer"}, {"type": "integer"}, {"type": "string"}, shapes]
     return {"type": "array", "prefixItems": items, "minItems": 4, "maxItems": 4}
 
 
-def _texts(kind: Any) -> dict[str, str]:
-    """The docstring under each field."""
+def _field_docstrings(kind: Any) -> dict[str, str]:
+    """Return field name -> the docstring under the field."""
     body = typing.cast("ast.ClassDef", ast.parse(inspect.getsource(kind)).body[0]).body
     return {
         first.target.id: inspect.cleandoc(second.value.value).replace("\n", " ")
@@ -120,10 +120,10 @@ def _texts(kind: Any) -> dict[str, str]:
     }
 
 
-def text() -> str:
-    """The schema as the published file has it."""
-    return json.dumps(schema(), indent=2) + "\n"
+def schema_text() -> str:
+    """Return the schema as the text of the published file."""
+    return json.dumps(record_schema(), indent=2) + "\n"
 
 
 if __name__ == "__main__":
-    sys.exit(streams.status("schema", lambda: print(text(), end="")))
+    sys.exit(streams.run_program("schema", lambda: print(schema_text(), end="")))

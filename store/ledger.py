@@ -1,8 +1,8 @@
-"""A list beside a SQLite database of what was committed to it: ``archive.db-committed``.
+"""A list of what was committed to a SQLite database, in a file next to it: ``archive.db-committed``.
 
-SQLite keeps what was committed last in a file of its own, the write-ahead log, and takes its first damaged frame for
-its end: a flipped bit, or a log that is gone, takes committed records along without a word. So each commit is written
-here, too, once it has happened, and `missing` names what the database has no longer.
+SQLite keeps the latest commits in a separate file, the write-ahead log, and treats its first damaged frame as its end:
+a flipped bit, or a missing log, loses committed records silently. So each commit is also written to this list once it
+has happened, and `missing_commits` names what the database has lost.
 
     record <digest>;
     sweep <id>;
@@ -10,7 +10,7 @@ here, too, once it has happened, and `missing` names what the database has no lo
     note <digest>;
     exclusion <digest>;
 
-Besides, `skipped` looks at the frames of the log itself. A server of PostgreSQL does all of that by itself.
+`skipped_frames` also examines the frames of the log itself. A PostgreSQL server does all of this by itself.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from experiments.core.canonical_json import canonical, digest
 from store.errors import ArchiveError
 
 _LINE = re.compile(r"^(record|sweep|delivery|note|exclusion) ([0-9a-f-]+);$", re.MULTILINE)
-"""One that was written to its end."""
+"""A complete line."""
 _HEAD, _FRAME = 32, 24
-"""Bytes of the log's head and of a frame's; a page follows each."""
+"""Bytes of the log's header and of a frame's header; a page follows each frame header."""
 PAGE = 16384
-"""Bytes of a page of our databases."""
+"""Page size of our databases in bytes."""
 _PAGES = tuple(2**power for power in range(9, 17))
 _MAGIC = 0x377F0682
 """The log's first number; its last bit says that checksums read big-endian."""
 
 
 class Ledger:
-    """What was committed to the database in `file`."""
+    """The list of commits to the database in `file`."""
 
     def __init__(self, file: Path) -> None:
         self._path = file.with_name(f"{file.name}-committed")
 
-    def note(self, kind: str, names: Sequence[str]) -> None:
-        """Say that these were committed. Raises ArchiveError if the disk refuses; the database has them anyway."""
+    def add_commits(self, kind: str, names: Sequence[str]) -> None:
+        """Add commits to the list. Raises ArchiveError if the disk refuses; the database has them anyway."""
         if not names:
             return
-        # A line that was cut by a kill ends where the next one begins.
+        # The leading line end terminates a line that was cut off when a process was killed.
         text = "".join(f"\n{kind} {name};" for name in names) + "\n"
         try:
             with self._path.open("ab") as file:
@@ -56,8 +56,8 @@ class Ledger:
         except OSError as error:
             raise ArchiveError(f"{self._path} cannot be written: {error.strerror}; free or mend the disk") from error
 
-    def missing(self, there: Set[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Kind and name of each that was committed and is not among those that are `there`."""
+    def missing_commits(self, there: Set[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return kind and name of each commit that is not in `there`, sorted."""
         try:
             text = self._path.read_text(encoding="ascii", errors="replace")
         except FileNotFoundError:
@@ -68,12 +68,15 @@ class Ledger:
 
 
 def note_digest(*, record: str, author: str, text: str, written_at: str) -> str:
-    """How a note is called in the list: nothing else names it in all archives alike."""
+    """Return the name of a note in the list: its row id differs from archive to archive."""
     return digest(canonical([record, author, text, written_at]))
 
 
-def skipped(log: Path) -> tuple[int, int]:
-    """Frames of a write-ahead log that SQLite skips though they were written to their end, and the commits in them."""
+def skipped_frames(log: Path) -> tuple[int, int]:
+    """Return how many complete frames of a write-ahead log SQLite skips, and how many commits are in them.
+
+    Both are 0 if the log cannot be read.
+    """
     try:
         content = log.read_bytes()
     except OSError:
@@ -83,15 +86,15 @@ def skipped(log: Path) -> tuple[int, int]:
     magic, _, size = struct.unpack(">3I", content[:12])
     order = ">" if magic & 1 else "<"
     frames = list(_frames(content, size if size in _PAGES else PAGE))
-    before = _sum(order, (0, 0), content[: _HEAD - 8])
+    before = _checksum(order, (0, 0), content[: _HEAD - 8])
     if magic & ~1 != _MAGIC or before != struct.unpack(">2I", content[_HEAD - 8 : _HEAD]):
-        return len(frames), sum(_commits(frame) for frame in frames)
+        return len(frames), sum(_is_commit(frame) for frame in frames)
     for at, frame in enumerate(frames):
-        before = _sum(order, before, frame[:8] + frame[_FRAME:])
+        before = _checksum(order, before, frame[:8] + frame[_FRAME:])
         if frame[8:16] != content[16:24] or before != struct.unpack(">2I", frame[16:_FRAME]):
-            # Frames of an earlier round of the log, which are done with, have other salts.
+            # Frames left over from before the log was last reset have other salts.
             left = [one for one in frames[at:] if one[8:16] == content[16:24]]
-            return len(left), sum(_commits(one) for one in left)
+            return len(left), sum(_is_commit(one) for one in left)
     return 0, 0
 
 
@@ -101,11 +104,11 @@ def _frames(content: bytes, size: int) -> Iterator[bytes]:
         yield content[start : start + step]
 
 
-def _commits(frame: bytes) -> bool:
+def _is_commit(frame: bytes) -> bool:
     return frame[4:8] != b"\0\0\0\0"
 
 
-def _sum(order: str, start: tuple[int, int], content: bytes) -> tuple[int, int]:
+def _checksum(order: str, start: tuple[int, int], content: bytes) -> tuple[int, int]:
     """SQLite's checksum of the log (https://sqlite.org/fileformat2.html, "Checksum Algorithm")."""
     first, second = start
     numbers = struct.unpack(f"{order}{len(content) // 4}I", content)

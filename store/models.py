@@ -1,7 +1,7 @@
-"""The tables. Made by the migrations only; a test asks Alembic whether both agree.
+"""The tables. Only the migrations create them; a test checks with Alembic that both agree.
 
-`APPEND_ONLY` tables are evidence: triggers refuse every change to a row that is there. `Cell` is an index
-over them, which can be dropped and rebuilt.
+`APPEND_ONLY` tables are evidence: triggers refuse every change to an existing row. `Cell` is an index over them, which
+can be dropped and rebuilt.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ APPEND_ONLY = (
 
 
 class Base(DeclarativeBase):
+    """Base class of all tables."""
+
     metadata = MetaData(naming_convention=CONVENTION)
 
 
 class RecordRow(Base):
-    """One process, one record: the truth, of which everything else is an index."""
+    """The record of one process. It is the source of truth; everything else is an index over it."""
 
     __tablename__ = "records"
 
@@ -52,7 +54,7 @@ class DocumentRow(Base):
 
 
 class NoteRow(Base):
-    """What is learned about a record after it was written."""
+    """A note about a record, added after the record was written."""
 
     __tablename__ = "notes"
 
@@ -64,7 +66,7 @@ class NoteRow(Base):
 
 
 class PlanRow(Base):
-    """What a sweep sets out to run."""
+    """The list of specs that a sweep is to run."""
 
     __tablename__ = "plans"
 
@@ -88,7 +90,7 @@ class SweepRow(Base):
 
 
 class SweepRecordRow(Base):
-    """Which record a sweep got for a spec."""
+    """The record that a sweep got for a spec."""
 
     __tablename__ = "sweep_records"
 
@@ -98,7 +100,7 @@ class SweepRecordRow(Base):
 
 
 class SweepOriginRow(Base):
-    """Where a sweep came from that was added from a bundle. One that has no such row was run here."""
+    """The origin of a sweep that was added from a bundle. A sweep without such a row was run here."""
 
     __tablename__ = "sweep_origins"
 
@@ -109,7 +111,7 @@ class SweepOriginRow(Base):
 
 
 class ArrivalRow(Base):
-    """In which order records and sweeps came into the archive. No time that somebody wrote says that."""
+    """The order in which records and sweeps arrived in the archive. Times in records cannot be trusted for that."""
 
     __tablename__ = "arrivals"
     __table_args__ = (
@@ -123,7 +125,7 @@ class ArrivalRow(Base):
 
 
 class DeliveryRow(Base):
-    """A file that was added. The same contents can come again under another name, or signed by somebody else."""
+    """A file that was added. The same contents can arrive again under another name, or signed by another key."""
 
     __tablename__ = "deliveries"
 
@@ -137,7 +139,7 @@ class DeliveryRow(Base):
 
 
 class RecordOriginRow(Base):
-    """Contents in which a record was added. One that a sweep has which was run here is ours, whatever is said here."""
+    """The manifest with which a record was added. A record of a sweep that was run here is ours regardless."""
 
     __tablename__ = "record_origins"
 
@@ -148,7 +150,7 @@ class RecordOriginRow(Base):
 
 
 class SweepFileRow(Base):
-    """Contents in which a sweep was added, or more of it."""
+    """The manifest with which a sweep, or more of it, was added."""
 
     __tablename__ = "sweep_files"
 
@@ -157,7 +159,7 @@ class SweepFileRow(Base):
 
 
 class ExclusionRow(Base):
-    """What nobody shall see, or shall see again. Of one thing the last row counts."""
+    """An exclusion of an item, or its reversal. The last row for an item counts."""
 
     __tablename__ = "exclusions"
     __table_args__ = (
@@ -177,7 +179,7 @@ class ExclusionRow(Base):
 
 
 class Cell(Base):
-    """One row per record, to search by. Not evidence: `Archive.rebuild` makes it anew from the records."""
+    """The index: one row per record. Not evidence: `Archive.rebuild` recreates it from the records."""
 
     __tablename__ = "cells"
 

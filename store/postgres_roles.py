@@ -1,10 +1,10 @@
-"""Who may do what with an archive on PostgreSQL, set up by an administrator of its server.
+"""Set up the roles of an archive on PostgreSQL, as an administrator of its server.
 
     python -m store grant --archive URL --writer NAME [--reader NAME]
 
-Makes the archive's tables, or brings them to the newest revision. Then a role that nobody can log in as owns
-them, the writer may insert and read, and the reader may read. A role that is not there is made, without a
-login. Safe to repeat, which is wanted after every new revision.
+Creates the archive's tables, or migrates them to the newest revision. A role without login then owns them, the writer
+may insert and read, and the reader may read. A role that does not exist is created, without login. The command is
+idempotent, and has to be repeated after every new revision.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ OWNER = "twofold_owner"
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
 
-def grant(url: str, *, writer: str, reader: str | None = None, owner: str = OWNER) -> None:
-    """Give the archive at `url` to the owner, and to writer and reader what they may do.
+def grant_rights(url: str, *, writer: str, reader: str | None = None, owner: str = OWNER) -> None:
+    """Make `owner` the owner of the archive at `url`, and grant `writer` and `reader` their rights.
 
-    Raises ArchiveError, changing nothing, if this user may not, or if a role could change evidence all the same.
+    Raises ArchiveError, changing nothing, if this user lacks the rights, or if a role could still change evidence.
     """
     roles = [owner, writer, *([reader] if reader is not None else [])]
     for role in roles:
@@ -36,38 +36,42 @@ def grant(url: str, *, writer: str, reader: str | None = None, owner: str = OWNE
     try:
         if database.is_sqlite:
             raise ArchiveError(f"{database.name} has no roles: whoever may write the file may add to the archive")
-        with database.writing() as connection:
+        with database.write_transaction() as connection:
             schema = str(connection.scalar(text("SELECT current_schema()")))
-            for statement in _statements(schema, writer, reader, owner):
+            for statement in _grant_statements(schema, writer, reader, owner):
                 connection.exec_driver_sql(statement)
-            _insist(connection, schema, owner, [role for role in roles if role != owner])
+            _refuse_other_rights(connection, schema, owner, [role for role in roles if role != owner])
     finally:
         database.close()
 
 
-def _statements(schema: str, writer: str, reader: str | None, owner: str) -> Iterator[str]:
+def _grant_statements(schema: str, writer: str, reader: str | None, owner: str) -> Iterator[str]:
     others = [writer, *([reader] if reader is not None else [])]
     for role in (owner, *others):
-        yield _unless(f"EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}')", f"CREATE ROLE {_name(role)} NOLOGIN")
-    # Without it this user could not hand the tables over, nor alter them at the next revision.
-    yield _unless(f"pg_has_role('{owner}', 'USAGE')", f"GRANT {_name(owner)} TO CURRENT_USER")
-    here, everybody = _name(schema), ", ".join(map(_name, others))
+        yield _conditional_statement(
+            f"EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}')", f"CREATE ROLE {_quote_identifier(role)} NOLOGIN"
+        )
+    # Without this, the user could neither transfer the tables nor alter them at the next revision.
+    yield _conditional_statement(
+        f"pg_has_role('{owner}', 'USAGE')", f"GRANT {_quote_identifier(owner)} TO CURRENT_USER"
+    )
+    here, everybody = _quote_identifier(schema), ", ".join(map(_quote_identifier, others))
     yield f"REVOKE CREATE ON SCHEMA {here} FROM PUBLIC, {everybody}"
-    yield f"GRANT USAGE, CREATE ON SCHEMA {here} TO {_name(owner)}"
+    yield f"GRANT USAGE, CREATE ON SCHEMA {here} TO {_quote_identifier(owner)}"
     yield f"GRANT USAGE ON SCHEMA {here} TO {everybody}"
     for table in (*Base.metadata.tables, VERSION_TABLE):
-        yield f"ALTER TABLE {here}.{_name(table)} OWNER TO {_name(owner)}"
-        yield f"REVOKE ALL ON {here}.{_name(table)} FROM PUBLIC, {everybody}"
-        yield f"GRANT SELECT ON {here}.{_name(table)} TO {everybody}"
+        yield f"ALTER TABLE {here}.{_quote_identifier(table)} OWNER TO {_quote_identifier(owner)}"
+        yield f"REVOKE ALL ON {here}.{_quote_identifier(table)} FROM PUBLIC, {everybody}"
+        yield f"GRANT SELECT ON {here}.{_quote_identifier(table)} TO {everybody}"
     for table in (*APPEND_ONLY, Cell.__tablename__):
-        yield f"GRANT INSERT ON {here}.{_name(table)} TO {_name(writer)}"
+        yield f"GRANT INSERT ON {here}.{_quote_identifier(table)} TO {_quote_identifier(writer)}"
     yield f"REVOKE ALL ON SEQUENCE {here}.notes_id_seq FROM PUBLIC, {everybody}"
-    yield f"GRANT USAGE ON SEQUENCE {here}.notes_id_seq TO {_name(writer)}"
-    yield f"ALTER FUNCTION {here}.refuse_change() OWNER TO {_name(owner)}"
+    yield f"GRANT USAGE ON SEQUENCE {here}.notes_id_seq TO {_quote_identifier(writer)}"
+    yield f"ALTER FUNCTION {here}.refuse_change() OWNER TO {_quote_identifier(owner)}"
 
 
-def _insist(connection: Connection, schema: str, owner: str, others: Sequence[str]) -> None:
-    """What a role has by other ways would make all of it void."""
+def _refuse_other_rights(connection: Connection, schema: str, owner: str, others: Sequence[str]) -> None:
+    """Raise ArchiveError if a role has rights from elsewhere that make these grants ineffective."""
     if connection.scalar(text("SELECT rolcanlogin OR rolsuper FROM pg_roles WHERE rolname = :owner"), {"owner": owner}):
         raise ArchiveError(f"{owner} can log in, so it can take the guards away: name another as --owner")
     ways = {
@@ -86,9 +90,9 @@ def _insist(connection: Connection, schema: str, owner: str, others: Sequence[st
                 raise ArchiveError(f"{role} {way}, so grants do not hold it: name another role, or take that away")
 
 
-def _unless(condition: str, statement: str) -> str:
+def _conditional_statement(condition: str, statement: str) -> str:
     return f"DO $do$ BEGIN IF NOT {condition} THEN {statement}; END IF; END $do$"
 
 
-def _name(name: str) -> str:
+def _quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

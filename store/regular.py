@@ -1,4 +1,4 @@
-"""Opens a file that somebody else may have put there: only a regular one, and without ever waiting for it."""
+"""Open a file that may come from a stranger: regular files only, and without ever blocking."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _KINDS = (
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, opened for reading. Raises ArchiveError if it is none, or cannot be read.
+    """Open a regular file for reading. Raises ArchiveError if it is not a regular file, or cannot be read.
 
-    A pipe would be waited for, and a device may have no end.
+    Reading a pipe would block, and a device may have no end.
     """
     try:
-        _refuse_odd(path, path.stat().st_mode)
-        # What it is may have changed since; opened so, a pipe is not waited for.
+        _refuse_irregular(path, path.stat().st_mode)
+        # The path may have been replaced meanwhile; with O_NONBLOCK, opening a pipe does not block.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
-            _refuse_odd(path, os.fstat(descriptor).st_mode)
+            _refuse_irregular(path, os.fstat(descriptor).st_mode)
             return os.fdopen(descriptor, "rb")
         except BaseException:
             os.close(descriptor)
@@ -38,10 +38,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int, what: str) -> bytes:
-    """All of a file of at most so many bytes; `what` ends the sentence on a longer one."""
+    """Return the content of a regular file of at most `most` bytes.
+
+    Raises ArchiveError if it is longer, with a message that ends in `what`, or cannot be read.
+    """
     try:
         with open_regular(path) as file:
-            # A file may be long and take no room on the disk: what is not read need not fit into memory.
+            # A sparse file may be long and take no space on disk: do not read it into memory.
             content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
     except OSError as error:
         raise ArchiveError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -50,7 +53,7 @@ def read_regular(path: Path, most: int, what: str) -> bytes:
     return content
 
 
-def _refuse_odd(path: Path, mode: int) -> None:
+def _refuse_irregular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
         raise ArchiveError(f"{path} cannot be read: it is {kind}; give a regular file")

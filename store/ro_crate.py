@@ -1,14 +1,14 @@
-"""Records as an RO-Crate, for archives of research data: a Process Run Crate, in which each process is an action.
+"""Export records as an RO-Crate for research data archives: a Process Run Crate, in which each process is an action.
 
     ro-crate-metadata.json     what is here and how it came about, as JSON-LD
     records/<digest>.json      exact text
-    specs/<digest>.json        what the process was asked: the record's own part of that name
+    specs/<digest>.json        the spec of the process, as in the record
     documents/<digest>.txt     machines and sources
 
-A process that ended any other way than by finishing is a failed action, also where that was expected: the crate
-says how processes ended, reports judge. What was not run is no action; its record is there and says why.
+A process that did not finish is a failed action, even where that was expected: the crate states how processes ended,
+reports judge. A process that was not run is not an action; its record is included and says why.
 
-The same records give the same metadata. Tensors and outputs stay behind; a bundle of the records has the tensors.
+The same records give the same metadata. Tensors and outputs are left out; a bundle of the records has the tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from experiments.bundle.writer import put
+from experiments.bundle.writer import put_member
 from experiments.core.canonical_json import RecordError, canonical, digest, parse
 from experiments.core.outcome import Outcome
 from experiments.core.record import Record
@@ -35,20 +35,20 @@ LICENSE = "https://spdx.org/licenses/Apache-2.0"
 
 _AGENT = "#whoever-ran-it"
 _LONGEST = 1000
-"""Characters of an error in the metadata; the record has all of it."""
+"""Most characters of an error in the metadata; the record has all of it."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A record, with what the metadata says about it beside the record itself."""
+    """A record, and what the metadata needs in addition to it."""
 
     digest: str
     text: str
     record: Record
     spec: str
-    """The text's own spec, which never changes, and not as this version would write it."""
+    """The spec as the record's text has it, which never changes, and not as this version would write it."""
     torch: str | None
-    """Version. None if the process left no facts of its machine, or those say none."""
+    """Version of torch. None if the process left no facts of its machine, or they lack it."""
 
     @property
     def performed(self) -> bool:
@@ -72,33 +72,33 @@ class _Run:
 
 
 def export_crate(archive: Archive, digests: Sequence[str], path: Path) -> None:
-    """Write the records of these digests, their machines and sources as a crate: a zip file if `path` ends so, else
-    a new folder.
+    """Write the records of these digests, their machines and sources as a crate.
 
-    Raises ArchiveError if there are none, one of them lacks something, or `path` is a folder that is there.
+    It is a zip file if `path` ends in ``.zip``, else a new folder. Raises ArchiveError if there are no digests, a
+    record lacks a content, or `path` is an existing folder.
     """
     if not digests:
         raise ArchiveError("there is no record to export")
     if path.suffix != ".zip" and path.exists():
         raise ArchiveError(f"{path} is there already, and is left as it is; name a new folder, or a FILE.zip")
-    runs = [_run(archive, name) for name in sorted(set(digests))]
+    runs = [_load_run(archive, name) for name in sorted(set(digests))]
     files = _files(archive, runs)
     members = {**files, "ro-crate-metadata.json": _metadata(runs, files)}
     try:
-        _write(path, members)
+        _write_crate(path, members)
     except OSError as error:
         raise ArchiveError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _run(archive: Archive, name: str) -> _Run:
+def _load_run(archive: Archive, name: str) -> _Run:
     full, text = archive.record_text(name)
     record = read_record(text)
     seen = record.observation
-    torch = None if seen is None else _torch(_document(archive, seen.machine, "machine"))
+    torch = None if seen is None else _torch_version(_document_text(archive, seen.machine, "machine"))
     return _Run(full, text, record, canonical(parse(text)["spec"]), torch)
 
 
-def _torch(machine: str) -> str | None:
+def _torch_version(machine: str) -> str | None:
     try:
         version = parse(machine)["torch"]["version"]
     except (RecordError, KeyError, TypeError):
@@ -106,7 +106,7 @@ def _torch(machine: str) -> str | None:
     return version if isinstance(version, str) else None
 
 
-def _document(archive: Archive, name: str, kind: str) -> str:
+def _document_text(archive: Archive, name: str, kind: str) -> str:
     text = archive.document(name)
     if text is None:
         raise ArchiveError(f"{kind} {name} is missing from the archive; `python -m store check` names what else")
@@ -114,18 +114,18 @@ def _document(archive: Archive, name: str, kind: str) -> str:
 
 
 def _files(archive: Archive, runs: Sequence[_Run]) -> dict[str, bytes]:
-    """Content by name, without the metadata."""
+    """Return file name -> content, without the metadata."""
     files: dict[str, bytes] = {}
     for run in runs:
         files[run.file] = run.text.encode("utf-8")
         if run.performed:
             files[run.spec_file] = run.spec.encode("utf-8")
     for name, kind in {**_machines(runs), **dict.fromkeys(_sources(runs), "source")}.items():
-        files[_member(name)] = _document(archive, name, kind).encode("utf-8")
+        files[_document_member(name)] = _document_text(archive, name, kind).encode("utf-8")
     return files
 
 
-def _member(name: str) -> str:
+def _document_member(name: str) -> str:
     return f"documents/{name}.txt"
 
 
@@ -134,7 +134,10 @@ def _machines(runs: Sequence[_Run]) -> dict[str, str]:
 
 
 def _sources(runs: Sequence[_Run]) -> dict[str, str]:
-    """Names by digest of our sources that processes ran; of two names for one content the first by alphabet."""
+    """Return digest -> name of the sources that processes ran and that are stored.
+
+    Of several names for one content, it is the alphabetically first.
+    """
     seen = {
         (source.digest, source.name)
         for run in runs
@@ -149,7 +152,7 @@ def _sources(runs: Sequence[_Run]) -> dict[str, str]:
 
 
 def _metadata(runs: Sequence[_Run], files: Mapping[str, bytes]) -> bytes:
-    # Takes a moment to import, and only this needs it.
+    # Slow to import, and needed only here.
     from rocrate.rocrate import ROCrate  # noqa: PLC0415
 
     crate = ROCrate(version="1.1")
@@ -158,22 +161,22 @@ def _metadata(runs: Sequence[_Run], files: Mapping[str, bytes]) -> bytes:
             crate.add_file(dest_path=name, properties={**entity, "contentSize": str(len(files[name]))})
         else:
             crate.add_jsonld({"@id": name, **entity})
-    for name, value in _root(runs).items():
+    for name, value in _root_properties(runs).items():
         crate.root_dataset[name] = value
     return b"".join(chunk for _, chunk in crate.metadata.stream())
 
 
 def _entities(runs: Sequence[_Run], files: Mapping[str, bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Everything that the crate tells of, by id: files in the order of their names, then the rest."""
+    """Yield id and properties of every entity of the crate: files by name, then the rest by id."""
     kept = _sources(runs)
-    told = {**_told_documents(runs, kept), **_told_instruments(runs, kept)}
+    entities = {**_document_entities(runs, kept), **_instrument_entities(runs, kept)}
     for run in runs:
-        told.update(_told_run(run, kept))
+        entities.update(_run_entities(run, kept))
     for version in {run.torch for run in runs if run.torch}:
         about = {"name": "PyTorch", "softwareVersion": version, "url": "https://pytorch.org"}
-        told[_application(version)] = {"@type": "SoftwareApplication", **about}
-    told.update(_FIXED)
-    yield from sorted(told.items(), key=lambda one: (one[0] not in files, one[0]))
+        entities[_application_id(version)] = {"@type": "SoftwareApplication", **about}
+    entities.update(_FIXED)
+    yield from sorted(entities.items(), key=lambda one: (one[0] not in files, one[0]))
 
 
 _FIXED: Mapping[str, dict[str, Any]] = {
@@ -187,7 +190,7 @@ _FIXED: Mapping[str, dict[str, Any]] = {
 }
 
 
-def _root(runs: Sequence[_Run]) -> dict[str, Any]:
+def _root_properties(runs: Sequence[_Run]) -> dict[str, Any]:
     actions = [{"@id": run.action} for run in runs if run.performed]
     about = {
         "name": f"Twofold: records of {len(runs)} runs",
@@ -199,37 +202,37 @@ def _root(runs: Sequence[_Run]) -> dict[str, Any]:
         "license": {"@id": LICENSE},
         "conformsTo": {"@id": PROFILE},
     }
-    return {**about, "mentions": _one_or_all(actions)} if actions else about
+    return {**about, "mentions": _unwrap_single(actions)} if actions else about
 
 
-def _told_documents(runs: Sequence[_Run], kept: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _document_entities(runs: Sequence[_Run], kept: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     machine = {"@type": "File", "name": "Facts of a machine", "encodingFormat": "application/json"}
-    told = {_member(name): machine for name in _machines(runs)}
-    sources = {_member(name): {"@type": "File", "name": path, **_PYTHON} for name, path in kept.items()}
-    return {**told, **sources}
+    documents = {_document_member(name): machine for name in _machines(runs)}
+    sources = {_document_member(name): {"@type": "File", "name": path, **_PYTHON} for name, path in kept.items()}
+    return {**documents, **sources}
 
 
 _PYTHON = {"encodingFormat": "text/x-python"}
 
 
-def _told_instruments(runs: Sequence[_Run], kept: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What is said of scenarios; those whose file no process has kept are told of without it."""
-    told: dict[str, dict[str, Any]] = {}
+def _instrument_entities(runs: Sequence[_Run], kept: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return id -> properties of each scenario, with its file only where the archive has it."""
+    entities: dict[str, dict[str, Any]] = {}
     for source, scenario in {run.source: run.record.spec.question.scenario for run in runs if run.performed}.items():
         code = {"version": source[:12], "programmingLanguage": "Python"}
         if source in kept:
             about = {"@type": ["File", "SoftwareSourceCode"], "name": kept[source], **_PYTHON, **code}
         else:
             about = {"@type": "SoftwareSourceCode", "name": scenario, **code}
-        told[_instrument(source, kept)] = about
-    for source, versions in _torches(runs).items():
-        applications = [{"@id": _application(version)} for version in sorted(versions)]
-        told[_instrument(source, kept)]["softwareRequirements"] = _one_or_all(applications)
-    return told
+        entities[_instrument_id(source, kept)] = about
+    for source, versions in _torch_versions(runs).items():
+        applications = [{"@id": _application_id(version)} for version in sorted(versions)]
+        entities[_instrument_id(source, kept)]["softwareRequirements"] = _unwrap_single(applications)
+    return entities
 
 
-def _torches(runs: Sequence[_Run]) -> dict[str, set[str]]:
-    """The versions of torch that scenarios were run with, by the digest of their file."""
+def _torch_versions(runs: Sequence[_Run]) -> dict[str, set[str]]:
+    """Return digest of a scenario's file -> the versions of torch with which the scenario was run."""
     found: dict[str, set[str]] = {}
     for run in runs:
         if run.performed and run.torch:
@@ -237,16 +240,16 @@ def _torches(runs: Sequence[_Run]) -> dict[str, set[str]]:
     return found
 
 
-def _instrument(source: str, kept: Mapping[str, str]) -> str:
-    return _member(source) if source in kept else f"#source-{quote(source)}"
+def _instrument_id(source: str, kept: Mapping[str, str]) -> str:
+    return _document_member(source) if source in kept else f"#source-{quote(source)}"
 
 
-def _application(version: str) -> str:
+def _application_id(version: str) -> str:
     return f"#torch-{quote(version)}"
 
 
-def _told_run(run: _Run, kept: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is said of a record, of its spec, and of the process as an action."""
+def _run_entities(run: _Run, kept: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield id and properties of a record, of its spec, and of the process as an action."""
     plain = {"@type": "File", "encodingFormat": "application/json"}
     question, outcome = run.record.spec.question, run.record.outcome
     title = f"{question.scenario}, {question.label()}, {question.pass_} pass"
@@ -254,20 +257,20 @@ def _told_run(run: _Run, kept: Mapping[str, str]) -> Iterator[tuple[str, dict[st
     yield run.file, {**plain, "name": f"Record of {title}", "description": f"{ended}. {outcome.detail}".strip()}
     if run.performed:
         yield run.spec_file, {**plain, "name": f"What was asked of {title}"}
-        told = f"{title}, on {question.device}{f' with torch {run.torch}' if run.torch else ''}: {ended}"
-        yield run.action, {"name": f"Run of {title}", "description": told, **_action(run, kept)}
+        description = f"{title}, on {question.device}{f' with torch {run.torch}' if run.torch else ''}: {ended}"
+        yield run.action, {"name": f"Run of {title}", "description": description, **_action(run, kept)}
 
 
 def _action(run: _Run, kept: Mapping[str, str]) -> dict[str, Any]:
     started, ended = _times(run)
     seen = run.record.observation
-    results = [run.file, *([_member(seen.machine)] if seen else [])]
+    results = [run.file, *([_document_member(seen.machine)] if seen else [])]
     return {
         "@type": "CreateAction",
         "agent": {"@id": _AGENT},
-        "instrument": {"@id": _instrument(run.source, kept)},
+        "instrument": {"@id": _instrument_id(run.source, kept)},
         "object": {"@id": run.spec_file},
-        "result": _one_or_all([{"@id": name} for name in results]),
+        "result": _unwrap_single([{"@id": name} for name in results]),
         "startTime": started,
         "endTime": ended,
         **_status(run.record.outcome),
@@ -283,7 +286,7 @@ def _status(outcome: Outcome) -> dict[str, str]:
 
 
 def _times(run: _Run) -> tuple[str, str]:
-    """When the process was started and ended, UTC, ISO 8601, to the millisecond."""
+    """Return when the process started and ended: UTC, ISO 8601, to the millisecond."""
     ending = run.record.ending
     try:
         started = datetime.fromisoformat(ending.started_at).astimezone(UTC)
@@ -293,28 +296,28 @@ def _times(run: _Run) -> tuple[str, str]:
     return started.isoformat(timespec="milliseconds"), ended.isoformat(timespec="milliseconds")
 
 
-def _one_or_all(values: list[Any]) -> Any:
-    # Flattened JSON-LD has no list of one.
+def _unwrap_single(values: list[Any]) -> Any:
+    # Flattened JSON-LD has no lists of one element.
     return values[0] if len(values) == 1 else values
 
 
 # Writing.
 
 
-def _write(path: Path, members: Mapping[str, bytes]) -> None:
-    """All of it or nothing, under a name beside `path` first."""
+def _write_crate(path: Path, members: Mapping[str, bytes]) -> None:
+    """Write all members or nothing: to a temporary name next to `path`, which is then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         if path.suffix == ".zip":
-            _write_zip(beside, members)
+            _write_zip(temporary, members)
         else:
-            _write_folder(beside, members)
-        beside.replace(path)
+            _write_folder(temporary, members)
+        temporary.replace(path)
     finally:
-        if beside.is_dir():
-            shutil.rmtree(beside)
-        beside.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        temporary.unlink(missing_ok=True)
 
 
 def _write_folder(path: Path, members: Mapping[str, bytes]) -> None:
@@ -326,4 +329,4 @@ def _write_folder(path: Path, members: Mapping[str, bytes]) -> None:
 def _write_zip(path: Path, members: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(path, "x") as file:
         for name in sorted(members):
-            put(file, name, members[name])
+            put_member(file, name, members[name])

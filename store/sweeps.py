@@ -1,6 +1,6 @@
 """Sweeps: which specs of a plan have a record, which run of the plan this is, and whether it was run here.
 
-A sweep that was added from a bundle is somebody else's: it is never resumed, never counted, and never called ours.
+A sweep that was added from a bundle is not ours: it is never resumed, and never counted among the runs of a plan here.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from sqlalchemy import Connection, and_, insert, select
 
 from experiments.core.canonical_json import digest
 from experiments.core.spec import Spec
-from experiments.core.sweep import BundledSweep, SweepError, place_of, places, plan_text, sweep_id
+from experiments.core.sweep import BundledSweep, SweepError, plan_places, plan_text, spec_place, sweep_id
 from experiments.core.sweep import read_plan as read_specs
 from store.blobs import is_digest
 from store.errors import ArchiveError
 from store.models import ArrivalRow, PlanRow, RecordOriginRow, SweepFileRow, SweepOriginRow, SweepRecordRow, SweepRow
-from store.origins import Origin, arrive, deliveries, first_of, run_here
+from store.origins import Origin, add_arrivals, deliveries, first_origin, is_run_here
 
-__all__ = ["BundledSweep", "Origin", "Sweep", "SweepProgress", "place_of", "places", "sweep_id"]
+__all__ = ["BundledSweep", "Origin", "Sweep", "SweepProgress", "plan_places", "spec_place", "sweep_id"]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that a run works on."""
+    """A sweep that a run starts or resumes."""
 
     id: str
     number: int
@@ -39,7 +39,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """A sweep as it stands."""
+    """A sweep and how much of it is done."""
 
     id: str
     plan: str
@@ -56,27 +56,28 @@ class SweepProgress:
 
     @property
     def finished(self) -> bool:
+        """Whether every spec of the plan has a record."""
         return self.done == self.planned
 
 
-def now() -> str:
-    """The present moment: UTC, RFC 3339, always equally long so that text sorts by time."""
+def current_time() -> str:
+    """Return the current time in UTC, RFC 3339, with a fixed length, so that the text sorts by time."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def begin(
+def begin_sweep(
     connection: Connection,
     plan: Sequence[Spec],
     machine: str,
     busy: Set[str] = frozenset(),
     unreported: Set[str] = frozenset(),
 ) -> Sweep:
-    """The latest unfinished sweep of this plan on this machine, or else a new one. Wants the write lock.
+    """Return the latest unfinished sweep of this plan on this machine, or else a new one. Needs the write lock.
 
-    `busy` are sweeps that a living driver is at: those are left to it. One of those in `unreported` is unfinished even
-    if it has all its records.
+    Sweeps in `busy` have a living driver and are skipped. A sweep in `unreported` is unfinished even if it has all its
+    records. Raises ArchiveError if the plan is empty or holds a spec twice, or `machine` is not a SHA-256.
     """
-    specs = _checked(plan, machine)
+    specs = _spec_digests(plan, machine)
     content = plan_text(plan)
     name = digest(content)
     _keep_plan(connection, name, content)
@@ -88,8 +89,10 @@ def begin(
             return Sweep(known, earlier, resumed=True, done=done)
     number = _free_number(connection, name, machine, max(own, default=0) + 1)
     fresh = sweep_id(name, machine, number)
-    connection.execute(insert(SweepRow).values(id=fresh, plan=name, machine=machine, number=number, started_at=now()))
-    arrive(connection, "sweep", [fresh])
+    connection.execute(
+        insert(SweepRow).values(id=fresh, plan=name, machine=machine, number=number, started_at=current_time())
+    )
+    add_arrivals(connection, "sweep", [fresh])
     return Sweep(fresh, number, resumed=False, done=frozenset())
 
 
@@ -99,16 +102,16 @@ def _keep_plan(connection: Connection, name: str, content: str) -> None:
 
 
 def _own_numbers(connection: Connection, plan: str, machine: str) -> list[int]:
-    """Numbers of the sweeps of this plan on this machine that were run here, in order.
+    """Return the numbers of the sweeps of this plan on this machine that were run here, in order.
 
-    An added one may name the same machine: anybody can write that into a file.
+    An added sweep may name the same machine: anyone can write that into a file.
     """
-    mine = select(SweepRow.number).where(SweepRow.plan == plan, SweepRow.machine == machine, run_here())
+    mine = select(SweepRow.number).where(SweepRow.plan == plan, SweepRow.machine == machine, is_run_here())
     return list(connection.scalars(mine.order_by(SweepRow.number)))
 
 
 def _free_number(connection: Connection, plan: str, machine: str, first: int) -> int:
-    """The next number whose id no sweep has, also none of a machine whose digest begins alike."""
+    """Return the next number whose id is free, also among sweeps of a machine whose digest has the same beginning."""
     start = sweep_id(plan, machine, 0).removesuffix("0")
     taken = set(connection.scalars(select(SweepRow.id).where(SweepRow.id.startswith(start, autoescape=True))))
     number = first
@@ -117,7 +120,7 @@ def _free_number(connection: Connection, plan: str, machine: str, first: int) ->
     return number
 
 
-def _checked(plan: Sequence[Spec], machine: str) -> frozenset[str]:
+def _spec_digests(plan: Sequence[Spec], machine: str) -> frozenset[str]:
     if not is_digest(machine):
         raise ArchiveError(f"machine {machine!r} is not a SHA-256")
     specs = frozenset(spec.digest() for spec in plan)
@@ -129,18 +132,19 @@ def _checked(plan: Sequence[Spec], machine: str) -> frozenset[str]:
 
 
 def links(connection: Connection, sweep: str) -> dict[str, str]:
-    """Digest of the spec -> digest of its record, for every record of the sweep."""
+    """Return digest of the spec -> digest of its record, for every record of the sweep."""
     rows = connection.execute(select(SweepRecordRow.spec, SweepRecordRow.record).where(SweepRecordRow.sweep == sweep))
     return {spec: record for spec, record in rows}  # noqa: C416  (rows are not pairs to a type checker)
 
 
-def planned(connection: Connection, sweep: str, known: MutableMapping[str, list[Spec]]) -> list[Spec]:
-    """The specs of the sweep's plan, in order; `known` keeps the last plans that were read, by digest. Raises
-    ArchiveError if there is no such sweep.
+def planned_specs(connection: Connection, sweep: str, known: MutableMapping[str, list[Spec]]) -> list[Spec]:
+    """Return the specs of the sweep's plan, in order. `known` caches the last plans by digest.
+
+    Raises ArchiveError if there is no such sweep.
     """
     name = connection.scalar(select(SweepRow.plan).where(SweepRow.id == sweep)) or ""
     if name not in known:
-        read = read_plan(_plan_of(connection, sweep))
+        read = read_plan(_plan_text(connection, sweep))
         while len(known) >= _PLANS:
             known.pop(next(iter(known)))
         known[name] = read
@@ -148,15 +152,15 @@ def planned(connection: Connection, sweep: str, known: MutableMapping[str, list[
 
 
 _PLANS = 8
-"""Plans that are kept at hand."""
+"""Most plans in the cache."""
 
 
-def _plan_of(connection: Connection, sweep: str) -> str:
+def _plan_text(connection: Connection, sweep: str) -> str:
     row = connection.execute(
         select(PlanRow.digest, PlanRow.text).join(SweepRow, SweepRow.plan == PlanRow.digest).where(SweepRow.id == sweep)
     ).one_or_none()
     if row is None:
-        known = connection.scalars(_in_order(select(SweepRow.id), newest_first=True).limit(3)).all()
+        known = connection.scalars(_order_by_arrival(select(SweepRow.id), newest_first=True).limit(3)).all()
         raise ArchiveError(f"there is no sweep {sweep!r}; the latest are {', '.join(known) or 'none at all'}")
     if digest(row.text) != row.digest:
         raise ArchiveError(f"plan {row.digest} does not match its digest: `python -m store check` names what else")
@@ -164,17 +168,17 @@ def _plan_of(connection: Connection, sweep: str) -> str:
 
 
 def read_plan(content: str) -> list[Spec]:
-    """The specs of a stored plan. Raises ArchiveError if they cannot be read."""
+    """Return the specs of a stored plan. Raises ArchiveError if they cannot be read."""
     try:
         return read_specs(content)
     except SweepError as error:
         raise ArchiveError(f"plan {digest(content)} cannot be read: {error}") from None
 
 
-def link(connection: Connection, sweep: str, spec: str, record: str) -> None:
-    """Say that the sweep got this record for the spec. Wants the write lock.
+def link_record(connection: Connection, sweep: str, spec: str, record: str) -> None:
+    """Store that the sweep got this record for the spec. Needs the write lock.
 
-    Raises ArchiveError if it already has another one.
+    Raises ArchiveError if the sweep already has another record for it.
     """
     there = connection.scalar(
         select(SweepRecordRow.record).where(SweepRecordRow.sweep == sweep, SweepRecordRow.spec == spec)
@@ -187,38 +191,43 @@ def link(connection: Connection, sweep: str, spec: str, record: str) -> None:
         )
 
 
-# From bundles, and into them.
+# Import from and export to bundles.
 
 
-def bundled(connection: Connection, sweep: str) -> tuple[str, BundledSweep]:
-    """The plan's text, and the sweep as a bundle has it. Raises ArchiveError if there is no such sweep."""
-    plan = _plan_of(connection, sweep)
+def bundled_sweep(connection: Connection, sweep: str) -> tuple[str, BundledSweep]:
+    """Return the plan's text, and the sweep as a bundle stores it.
+
+    Raises ArchiveError if there is no such sweep.
+    """
+    plan = _plan_text(connection, sweep)
     row = connection.execute(select(SweepRow.__table__).where(SweepRow.id == sweep)).one()
     return plan, BundledSweep(row.plan, row.machine, row.number, row.started_at, links(connection, sweep))
 
 
-def refuse_another(connection: Connection, given: BundledSweep, origin: Origin) -> None:
-    """Raises ArchiveError if a sweep of its id is there, and is another, or lacks what this one has: only whoever
-    signed all that it came in adds to it, and to one that nobody signed only a file that nobody signed.
+def refuse_conflicting_sweep(connection: Connection, given: BundledSweep, origin: Origin) -> None:
+    """Raise ArchiveError if the archive has a different sweep of this id, or one that lacks records of this one.
+
+    A sweep that was run here takes no records. An added one takes them only from a file that is signed by the same key
+    as all files that brought the sweep, or is unsigned as all of them are.
     """
     row = connection.execute(select(SweepRow.__table__).where(SweepRow.id == given.id)).one_or_none()
     if row is None:
         return
     there = links(connection, given.id)
-    came = _came(connection).get(given.id, [])
+    came = _origins_by_sweep(connection).get(given.id, [])
     more = len(given.records.keys() - there.keys())
     if (row.plan, row.machine, row.started_at) != (given.plan, given.machine, given.started_at):
-        found = f"was begun at {row.started_at}, this one at {given.started_at}"
+        reason = f"was begun at {row.started_at}, this one at {given.started_at}"
     elif any(there.get(spec, record) != record for spec, record in given.records.items()):
-        found = "has other records for the same specs"
+        reason = "has other records for the same specs"
     elif not came and more:
-        found = f"was run here, and {more} of the records of this one are not its own"
-    elif more and _is_of_others(came, origin):
-        found = f"came from {first_of(came)}, and {more} of the records of this one are not in it. {_ONE_KEY}"
+        reason = f"was run here, and {more} of the records of this one are not its own"
+    elif more and _has_other_signers(came, origin):
+        reason = f"came from {first_origin(came)}, and {more} of the records of this one are not in it. {_ONE_KEY}"
     else:
         return
     raise ArchiveError(
-        f"the archive has another sweep {given.id}: it {found}. `python -m store add --no-sweep` adds the records "
+        f"the archive has another sweep {given.id}: it {reason}. `python -m store add --no-sweep` adds the records "
         "alone, and `python -m reports FILE.zip` reports on the file"
     )
 
@@ -226,49 +235,48 @@ def refuse_another(connection: Connection, given: BundledSweep, origin: Origin) 
 _ONE_KEY = "Only who signed all that a sweep came in adds to it, and to one that nobody signed, what nobody signed"
 
 
-def _is_of_others(came: Sequence[Origin], origin: Origin) -> bool:
+def _has_other_signers(came: Sequence[Origin], origin: Origin) -> bool:
     return {one.signer for one in came} != {origin.signer}
 
 
-def extend(connection: Connection, sweep: str, origin: Origin) -> None:
-    """Say that some records of a sweep which was added came from there, too. Wants the write lock.
+def extend_sweep(connection: Connection, sweep: str, origin: Origin) -> None:
+    """Store that records of an added sweep also came from this origin. Needs the write lock.
 
-    Raises ArchiveError if it was run here, or came from somebody else.
+    Raises ArchiveError if the sweep was run here, or came from another signer.
     """
-    came = _came(connection).get(sweep, [])
+    came = _origins_by_sweep(connection).get(sweep, [])
     if not came:
         raise ArchiveError(
             f"sweep {sweep} was run here, and what a file or folder brings is none of its records: add it without "
             "--sweep, or run the sweep's own command again, which takes in what it left below outputs/sweeps"
         )
-    if _is_of_others(came, origin):
-        raise ArchiveError(f"sweep {sweep} came from {first_of(came)}. {_ONE_KEY}: add the records without --sweep")
-    _brought(connection, sweep, origin)
+    if _has_other_signers(came, origin):
+        raise ArchiveError(f"sweep {sweep} came from {first_origin(came)}. {_ONE_KEY}: add the records without --sweep")
+    _add_sweep_file(connection, sweep, origin)
 
 
-def _brought(connection: Connection, sweep: str, origin: Origin) -> None:
+def _add_sweep_file(connection: Connection, sweep: str, origin: Origin) -> None:
     known = select(SweepFileRow.sweep).where(SweepFileRow.sweep == sweep, SweepFileRow.manifest == origin.manifest)
     if connection.scalar(known) is None:
         connection.execute(insert(SweepFileRow).values(sweep=sweep, manifest=origin.manifest))
 
 
-def take_in(connection: Connection, plan: str, given: BundledSweep, origin: Origin) -> None:
-    """Keep a sweep of a bundle, whose records are there and were said to come from `origin`, with its plan. Twice is
-    once. Wants the write lock.
+def add_bundled_sweep(connection: Connection, plan: str, given: BundledSweep, origin: Origin) -> None:
+    """Store a sweep of a bundle with the text of its plan. Idempotent. Needs the write lock.
 
-    Raises ArchiveError as `refuse_another` does.
+    Its records and their `origin` must already be stored. Raises ArchiveError as `refuse_conflicting_sweep` does.
     """
-    refuse_another(connection, given, origin)
+    refuse_conflicting_sweep(connection, given, origin)
     _keep_plan(connection, given.plan, plan)
     if connection.scalar(select(SweepRow.id).where(SweepRow.id == given.id)) is None:
         row = {"plan": given.plan, "machine": given.machine, "number": given.number, "started_at": given.started_at}
         connection.execute(insert(SweepRow).values(id=given.id, **row))
-        told = {"file": origin.file, "manifest": origin.manifest, "added_at": origin.added_at}
-        connection.execute(insert(SweepOriginRow).values(sweep=given.id, **told))
-        arrive(connection, "sweep", [given.id])
+        source = {"file": origin.file, "manifest": origin.manifest, "added_at": origin.added_at}
+        connection.execute(insert(SweepOriginRow).values(sweep=given.id, **source))
+        add_arrivals(connection, "sweep", [given.id])
     own = connection.scalar(select(SweepOriginRow.sweep).where(SweepOriginRow.sweep == given.id)) is None
     if not own:
-        _brought(connection, given.id, origin)
+        _add_sweep_file(connection, given.id, origin)
     there = links(connection, given.id)
     fresh = [
         {"sweep": given.id, "spec": spec, "record": record}
@@ -279,8 +287,8 @@ def take_in(connection: Connection, plan: str, given: BundledSweep, origin: Orig
         connection.execute(insert(SweepRecordRow), fresh)
 
 
-def _came(connection: Connection) -> dict[str, list[Origin]]:
-    """The files that brought each sweep which was added, in the order in which they came in."""
+def _origins_by_sweep(connection: Connection) -> dict[str, list[Origin]]:
+    """Return added sweep -> the files that brought it, in the order of arrival."""
     found: dict[str, set[str]] = {}
     for sweep, manifest in connection.execute(select(SweepFileRow.sweep, SweepFileRow.manifest)):
         found.setdefault(sweep, set()).add(manifest)
@@ -291,29 +299,30 @@ def _came(connection: Connection) -> dict[str, list[Origin]]:
     }
 
 
-# How they stand.
+# Progress.
 
 
-def _in_order(query: Any, *, newest_first: bool = False) -> Any:
-    """Sweeps in the order in which they came in: a time in one that was added is whatever its writer chose."""
+def _order_by_arrival(query: Any, *, newest_first: bool = False) -> Any:
+    """Order a query of sweeps by arrival: the time in an added sweep is whatever its writer chose."""
     query = query.outerjoin(ArrivalRow, and_(ArrivalRow.kind == "sweep", ArrivalRow.name == SweepRow.id))
     place = ArrivalRow.number
     return query.order_by(place.desc() if newest_first else place, SweepRow.id)
 
 
-def progress(
+def sweep_progress(
     connection: Connection, without: Set[str] = frozenset(), records: Set[str] = frozenset()
 ) -> list[SweepProgress]:
-    """Every sweep but those `without`, in the order in which they came in, as if these `records` were not there. Each
-    plan is read once, however many sweeps have it.
+    """Return the progress of every sweep except those in `without`, in the order of arrival.
+
+    The `records` given are treated as absent. Each plan is read once, however many sweeps have it.
     """
-    came, linked = _came(connection), _linked(connection)
+    came, linked = _origins_by_sweep(connection), _links_by_sweep(connection)
     brought: dict[str, set[str]] = {}
     for record, manifest in connection.execute(select(RecordOriginRow.record, RecordOriginRow.manifest)):
         brought.setdefault(manifest, set()).add(record)
     planned: dict[str, frozenset[str]] = {}
-    found = []
-    for row in connection.execute(_in_order(select(SweepRow))).all():
+    rows = []
+    for row in connection.execute(_order_by_arrival(select(SweepRow))).all():
         if row.id in without:
             continue
         if row.plan not in planned:
@@ -321,14 +330,14 @@ def progress(
             planned[row.plan] = frozenset(spec.digest() for spec in read_plan(text or ""))
         specs = planned[row.plan]
         done = {spec: record for spec, record in linked.get(row.id, ()) if spec in specs and record not in records}
-        origin = _origin(came[row.id], set(done.values()), brought) if row.id in came else None
-        told = (row.id, row.plan, row.machine, row.number, row.started_at)
-        found.append(SweepProgress(*told, len(specs), len(done), origin))
-    return found
+        origin = _sweep_origin(came[row.id], set(done.values()), brought) if row.id in came else None
+        columns = (row.id, row.plan, row.machine, row.number, row.started_at)
+        rows.append(SweepProgress(*columns, len(specs), len(done), origin))
+    return rows
 
 
-def _linked(connection: Connection) -> dict[str, list[tuple[str, str]]]:
-    """Spec and record of all that each sweep has."""
+def _links_by_sweep(connection: Connection) -> dict[str, list[tuple[str, str]]]:
+    """Return sweep -> pairs of spec and record."""
     found: dict[str, list[tuple[str, str]]] = {}
     for sweep, spec, record in connection.execute(
         select(SweepRecordRow.sweep, SweepRecordRow.spec, SweepRecordRow.record)
@@ -337,9 +346,9 @@ def _linked(connection: Connection) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def _origin(came: Sequence[Origin], records: Set[str], brought: Mapping[str, Set[str]]) -> Origin:
-    """Where a sweep came from: each file with how many of its records it brought, unless all of them did."""
+def _sweep_origin(came: Sequence[Origin], records: Set[str], brought: Mapping[str, Set[str]]) -> Origin:
+    """Return the origin of a sweep, with the share of records of each file, unless every file brought all of them."""
     shares = {one.manifest: len(records & brought.get(one.manifest, set())) for one in came}
     if set(shares.values()) == {len(records)}:
-        return first_of(came)
-    return first_of([replace(one, share=f"{shares[one.manifest]} of {len(records)}") for one in came])
+        return first_origin(came)
+    return first_origin([replace(one, share=f"{shares[one.manifest]} of {len(records)}") for one in came])

@@ -60,10 +60,10 @@ def driven(root: Path, *overrides: str, **environment: str) -> CompletedProcess[
         catalogue.ROOT, catalogue.CACHE = root, root / "outputs" / "catalogue"
         catalogue.read.__kwdefaults__ = None
         catalogue.read.__defaults__ = ("", None, root)
-        catalogue.cached.__defaults__ = (root, catalogue.CACHE)
+        catalogue.read_cached.__defaults__ = (root, catalogue.CACHE)
         build.PUBLISHED = root / "store" / "published"
-        build.write.__defaults__ = ("", build.PUBLISHED)
-        build.report.__defaults__ = (build.PUBLISHED, ())
+        build.write_report.__defaults__ = ("", build.PUBLISHED)
+        build.make_report.__defaults__ = (build.PUBLISHED, ())
 
     return forked("experiments", root, *overrides, strict=False, prepare=move, **environment)
 

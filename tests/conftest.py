@@ -50,7 +50,7 @@ def sqlite3_program() -> str:
 @pytest.fixture(scope="session")
 def published() -> Iterator[Records]:
     """Real evidence: what was published of the setting in which most cases were run."""
-    with bundles.read(max(PUBLISHED.glob("*.zip"), key=lambda one: one.stat().st_size)) as found:
+    with bundles.read_bundle(max(PUBLISHED.glob("*.zip"), key=lambda one: one.stat().st_size)) as found:
         machines = {one.observation.machine for one in found.records if one.observation}
         documents = {name: parse((found.fetch(name) or b"").decode()) for name in machines}
         yield Records(found.records, found.fetch, documents)

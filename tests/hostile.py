@@ -117,9 +117,9 @@ class Home:
     """Genuine records of one scenario, and what they rest on."""
 
     def __init__(self, scenario: str = SCENARIOS[0]) -> None:
-        with bundles.read(PUBLISHED / SOURCE, [scenario]) as found:
+        with bundles.read_bundle(PUBLISHED / SOURCE, [scenario]) as found:
             self.records: tuple[Record, ...] = found.records
-            names = {name for one in found.records for _, name in layout.needed(one).values()}
+            names = {name for one in found.records for _, name in layout.required_members(one).values()}
             self.contents = {name: content for name in names for content in [found.fetch(name)] if content is not None}
 
 
@@ -299,7 +299,7 @@ def sealed(data: Any) -> Record | str:
     data["evidence_digest"] = "0" * 64
     try:
         inner = parse(canonical({key: value for key, value in data.items() if key != "schema"}))
-        made = record_module._record(inner)  # its digest is not yet known
+        made = record_module._read_record(inner)  # its digest is not yet known
         inner["outcome"]["fingerprint"] = made.outcome.fingerprint()
         whole = {**inner, "schema": data["schema"], "evidence_digest": made.evidence_digest()}
         return Record.from_text(canonical(whole))
@@ -317,7 +317,7 @@ def members(made: Sequence[Record | str], extra: dict[str, bytes], number: int |
         if isinstance(one, Record):
             try:
                 links[one.spec.digest()] = digest(text)
-                for name, (_, known) in layout.needed(one).items():
+                for name, (_, known) in layout.required_members(one).items():
                     if known in extra:
                         found[name] = extra[known]
             except Exception:  # noqa: BLE001 - as above

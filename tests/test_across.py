@@ -28,12 +28,12 @@ from reports.claims.published_outcomes import (
     SAME,
     Reported,
     Told,
-    compared,
+    compare_outcome,
 )
 from reports.markdown.settings import SHOWN, page
-from reports.setting_comparison import BIN_NAMES, CANNOT, Origin, across, as_json
+from reports.setting_comparison import BIN_NAMES, CANNOT, Origin, agreement_json, compare_settings
 from store.archive import Archive, ArchiveError
-from store.bundles import export
+from store.bundles import export_bundle
 
 few = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -78,7 +78,7 @@ class Lab:
     def across(self, own, *others, reported=(), planned=1, counter=()):
         """`own` replays beside pairs of an origin's name and its replays; `counter` are such pairs of sweeps."""
         origins, proofs = ([self.origin(name, *replays) for name, replays in some] for some in (others, counter))
-        return across(self.origin("here", *own), origins, self.bench.blobs.get, reported, planned, proofs)
+        return compare_settings(self.origin("here", *own), origins, self.bench.blobs.get, reported, planned, proofs)
 
     def proof(self, case, ours, theirs, *, factor=CAPABILITY, flipped=None, repeats=2, host="one"):
         """Replays of a counter-replay: the numbers under our setting again, and those under the flipped one."""
@@ -122,12 +122,13 @@ def test_settings_stand_computer_by_computer_this_one_first(lab):
     found = lab.across([own], *((f"bundle {at}", [other]) for at, other in enumerate([*others, here])))
     assert [one.computer for one in found.others] == ["one", "two", "two", "three"]
     assert found.computers == ("one", "two", "three")
-    assert [found.host(one) for one in found.others[:2]] == ["same host identity as here", "another host identity"]
+    hosts = [found.host_description(one) for one in found.others[:2]]
+    assert hosts == ["same host identity as here", "another host identity"]
 
 
 def test_who_tells_no_host_identity_is_on_no_computer_that_is_known(lab):
     found = lab.across([lab.replay()], ("lab", [lab.replay(on={**facts(), "host": "not readable"})]))
-    assert [found.host(one) for one in found.others] == ["host identity not told"]
+    assert [found.host_description(one) for one in found.others] == ["host identity not told"]
     assert "not told" in text(found)
 
 
@@ -408,7 +409,7 @@ def test_cases_without_gradients_to_compare_are_counted_and_those_that_differ_am
 def test_the_json_has_every_pair_with_the_rule_that_decided_it(lab):
     own, theirs = [lab.replay("a"), lab.replay("b")], [lab.replay("a", (1.0, 3.0), on=facts("two"))]
     found = lab.across(own, ("lab", theirs))
-    made = json.loads(as_json(found))
+    made = json.loads(agreement_json(found))
     assert [(one["case"], one["rank"], one["compared"]) for one in made["pairs"]] == [
         ("a", 4, True),
         ("b", CANNOT, False),
@@ -428,7 +429,7 @@ def test_the_json_has_every_pair_with_the_rule_that_decided_it(lab):
     ]
     assert {one["setting"] for one in made["pairs"]} == {found.others[0].name}
     assert made["classes"] == [["here"], [found.others[0].name]]
-    assert as_json(lab.across(own, ("lab", theirs))) == as_json(found)
+    assert agreement_json(lab.across(own, ("lab", theirs))) == agreement_json(found)
 
 
 # What notes have reported.
@@ -460,7 +461,7 @@ def raised(kind="torch.checkpoint.CheckpointError", bases=("builtins.RuntimeErro
     ],
 )
 def test_an_outcome_that_was_reported_is_held_against_what_was_seen(lab, changes, ended, word, here):
-    assert compared(told(**changes), [lab.replay(ended=ended)]) == (word, here)
+    assert compare_outcome(told(**changes), [lab.replay(ended=ended)]) == (word, here)
 
 
 def test_parameters_must_be_those_that_were_reported(lab):
@@ -468,10 +469,10 @@ def test_parameters_must_be_those_that_were_reported(lab):
         lab.replay(parameters={"kind": "reentrant"}),
         lab.replay(parameters={"kind": "non-reentrant"}, ended=raised()),
     ]
-    assert compared(told(where=(("kind", "reentrant"),)), replays) == (SAME, "finished")
-    assert compared(told(where=(("kind", "non-reentrant"),)), replays)[0] == OTHER
-    assert compared(told(where=(("kind", "another"),)), replays)[0] == NOT_RUN
-    assert compared(told(), replays) == (f"{SAME} in 1 of 2", "CheckpointError, finished")
+    assert compare_outcome(told(where=(("kind", "reentrant"),)), replays) == (SAME, "finished")
+    assert compare_outcome(told(where=(("kind", "non-reentrant"),)), replays)[0] == OTHER
+    assert compare_outcome(told(where=(("kind", "another"),)), replays)[0] == NOT_RUN
+    assert compare_outcome(told(), replays) == (f"{SAME} in 1 of 2", "CheckpointError, finished")
 
 
 def test_the_notes_tell_of_outcomes_that_a_record_can_have():
@@ -677,7 +678,7 @@ def published(lab, tmp_path):
     archive, sweep = kept(tmp_path, "theirs", *(one.plain for one in theirs), bench=lab.bench)
     (tmp_path / "published").mkdir()
     with archive:
-        export(archive, [cell.digest for cell in archive.cells(sweep=sweep)], tmp_path / "published" / "lab.zip")
+        export_bundle(archive, [cell.digest for cell in archive.cells(sweep=sweep)], tmp_path / "published" / "lab.zip")
     return tmp_path / "published"
 
 
@@ -691,7 +692,7 @@ def swept(lab, tmp_path):
 
 def test_a_report_is_held_against_published_bundles_which_stay_where_they_are(swept, published, tmp_path):
     archive, sweep = swept
-    made = build.report(archive, sweep, "stem", published)
+    made = build.make_report(archive, sweep, "stem", published)
     assert set(made.files) == {"stem.agreement.json", "stem-machines.png"}
     assert made.files["stem-machines.png"].startswith(b"\x89PNG")
     assert [(one.name, one.origin) for one in made.across.others] == [("default-capability-avx2-two", "lab.zip")]
@@ -702,8 +703,8 @@ def test_a_report_is_held_against_published_bundles_which_stay_where_they_are(sw
     assert "![Gradients by ULP](stem-machines.png)" in made.text
     assert "| `checkpoint/policy` | 2 finished | 1 identical, **1 different values** |" in made.text
     assert len(archive.cells()) == 2, "nothing of a bundle is added"
-    path = build.write(archive, sweep, tmp_path / "reports", "stem", published)
-    again = build.write(archive, sweep, tmp_path / "again", "stem", published)
+    path = build.write_report(archive, sweep, tmp_path / "reports", "stem", published)
+    again = build.write_report(archive, sweep, tmp_path / "again", "stem", published)
     assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == {
         one.name: one.read_bytes() for one in again.parent.iterdir()
     }
@@ -715,14 +716,14 @@ def test_what_else_the_archive_has_is_another_setting(lab, swept, tmp_path):
     for other in (flipped, lab.replay("b", (9.0, 9.0)).plain):
         again = archive.begin_sweep([other.spec], "a" * 64).id
         archive.add_text(other.text(), lab.bench.blobs.get, again)
-    made = build.report(archive, sweep, "stem", tmp_path / "nothing")
+    made = build.make_report(archive, sweep, "stem", tmp_path / "nothing")
     assert [(one.name, one.origin) for one in made.across.others] == [("avx2", "archive")], "its own past is not"
     assert [one.word for one in made.across.causes["avx2"]] == [OPEN]
     assert "**No cause is proven.**" in made.text
 
 
 def proven(archive, sweep, nowhere):
-    made = build.report(archive, sweep, "stem", nowhere)
+    made = build.make_report(archive, sweep, "stem", nowhere)
     return [(one.word, one.by) for one in made.across.causes["avx2"]], made
 
 
@@ -741,7 +742,7 @@ def test_a_counter_replay_is_a_sweep_that_was_run_on_this_computer(lab, swept, t
         for one in proof:
             archive.add_text(one.text(), lab.bench.blobs.get, made)
         assert proven(archive, sweep, tmp_path / "nothing")[0] == [(expected, made if expected == PROVEN else "")]
-    assert build.latest(archive) == sweep, "it is no sweep to report on"
+    assert build.latest_own_sweep(archive) == sweep, "it is no sweep to report on"
     said = json.loads(proven(archive, sweep, tmp_path / "nothing")[1].files["stem.agreement.json"])
     assert said["causes"]["avx2"] == [[CAPABILITY, "AVX512", "AVX2", True, PROVEN, 1, 1, 1, made]]
 
@@ -762,7 +763,7 @@ def test_a_sweep_of_the_flip_alone_proves_nothing(lab, swept, tmp_path):
 
 def test_alone_nothing_is_said_of_other_settings(swept):
     archive, sweep = swept
-    made = build.report(archive, sweep, "stem", None)
+    made = build.make_report(archive, sweep, "stem", None)
     assert made.across is None
     assert not made.files
     assert "among others" not in made.text
@@ -782,13 +783,13 @@ def test_a_damaged_published_bundle_is_an_error_that_names_it(swept, published, 
         }[damage]
     )
     with pytest.raises(ArchiveError, match=r"lab\.zip is refused"):
-        build.report(archive, sweep, "stem", published)
+        build.make_report(archive, sweep, "stem", published)
 
 
 def test_every_bundle_is_a_setting_even_if_they_are_the_same(swept, published):
     archive, sweep = swept
     shutil.copy(published / "lab.zip", published / "lab-again.zip")
-    made = build.report(archive, sweep, "stem", published)
+    made = build.make_report(archive, sweep, "stem", published)
     assert [(one.name, one.origin) for one in made.across.others] == [
         ("default-capability-avx2-two", "lab-again.zip"),
         ("default-capability-avx2-two-2", "lab.zip"),
@@ -799,5 +800,5 @@ def test_every_bundle_is_a_setting_even_if_they_are_the_same(swept, published):
 def test_a_bundle_of_any_name_is_a_published_one(swept, published, name):
     archive, sweep = swept
     (published / "lab.zip").rename(published / name)
-    (found,) = build.report(archive, sweep, "stem", published).across.others
+    (found,) = build.make_report(archive, sweep, "stem", published).across.others
     assert found.origin == name

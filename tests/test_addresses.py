@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from experiments.core.masking import masked
+from experiments.core.masking import mask_secrets
 
 SECRET = "hunter2"
 
@@ -43,7 +43,7 @@ HIDES = [
 @pytest.mark.parametrize("address", HIDES)
 @pytest.mark.parametrize("around", ["{}", "cannot reach {}: refused", "({!r})", "first\n{}\nlast", "a={},b=2"])
 def test_a_secret_of_an_address_is_not_shown(address: str, around: str):
-    shown = masked(around.format(address))
+    shown = mask_secrets(around.format(address))
     assert SECRET not in shown
     assert "***" in shown
 
@@ -63,18 +63,18 @@ def test_a_secret_of_an_address_is_not_shown(address: str, around: str):
     ],
 )
 def test_what_is_no_secret_is_shown_as_it_is(text: str):
-    assert masked(text) == text
+    assert mask_secrets(text) == text
 
 
 @pytest.mark.parametrize("quoted", ["p@ss/w ord", "p%40ss%2Fw%20ord", "p%40ss%2Fw+ord"])
 def test_a_password_that_a_message_quotes_alone_is_hidden_where_its_address_is_known(quoted: str):
     """A driver takes an address apart, and its message shows a part."""
     for address in ("postgresql://lab:p@ss/w ord@host/a", "postgresql://lab:p%40ss%2Fw%20ord@host/a"):
-        assert quoted not in masked(f'invalid port number: "{quoted}"', address)
+        assert quoted not in mask_secrets(f'invalid port number: "{quoted}"', address)
 
 
 def test_a_short_password_does_not_hide_every_word():
-    assert masked("table cannot be read", "postgresql://lab:a@host/x") == "table cannot be read"
+    assert mask_secrets("table cannot be read", "postgresql://lab:a@host/x") == "table cannot be read"
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_a_short_password_does_not_hide_every_word():
 def test_a_long_text_takes_no_long_time(piece: str, end: str):
     """Fifty thousand characters of "a://b" took 10 s."""
     before = time.process_time()
-    masked(piece * (50_000 // len(piece)) + end)
+    mask_secrets(piece * (50_000 // len(piece)) + end)
     assert time.process_time() - before < 1
 
 
 def test_an_address_may_be_long():
     before = time.process_time()
     address = "http://" + "a:" * 25_000 + "@"
-    assert masked(address, address) == "http://***@"
+    assert mask_secrets(address, address) == "http://***@"
     assert time.process_time() - before < 1

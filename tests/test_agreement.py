@@ -22,7 +22,7 @@ from experiments.core.operator_diff import align, first_difference
 from experiments.core.replay import Replay
 from experiments.core.rounding import Allowance, allowances, limits, noise, read_ruler
 from experiments.core.sampling import SAMPLES, sample_positions
-from experiments.core.tensor_diff import difference, differences, steps
+from experiments.core.tensor_diff import difference, differences, ulp_steps
 from experiments.core.tensor_values import ulp, values
 
 DTYPES = (
@@ -207,7 +207,7 @@ def test_complex_numbers_are_compared_as_complex_numbers(bench):
     found = difference(first, second, bench.blobs.get)
     assert (found.elements, found.compared, found.equal_bits, found.absolute) == (2, 2, 1, 5.0)
     assert found.ulp == 5.0 / ulp(abs(complex(4.0, 5.0)), "float32")
-    assert steps(first, first, bench.blobs.get) == [0, 0, 0, 0]
+    assert ulp_steps(first, first, bench.blobs.get) == [0, 0, 0, 0]
 
 
 def test_a_complex_tensor_is_not_compared_with_a_real_one(bench):
@@ -282,10 +282,13 @@ def test_a_whole_tensor_is_compared_with_a_sample_at_the_places_of_the_sample(be
 
 def test_steps_are_the_units_in_the_last_place_of_each_element(bench):
     left, right = bench.tensor("output", "x", [1.0, 2.0]), bench.tensor("output", "x", [1.0, 2.0 + 2**-21])
-    assert steps(left, right, bench.blobs.get) == [0, 2]
-    assert steps(left, right, lambda _: None) is None
-    assert steps(left, bench.tensor("output", "x", [1.0, 2.0], "float64"), bench.blobs.get) is None
-    assert steps(bench.tensor("output", "x", [1, 2], "int64"), bench.tensor("output", "x", [1, 2], "int64"), {}) is None
+    assert ulp_steps(left, right, bench.blobs.get) == [0, 2]
+    assert ulp_steps(left, right, lambda _: None) is None
+    assert ulp_steps(left, bench.tensor("output", "x", [1.0, 2.0], "float64"), bench.blobs.get) is None
+    assert (
+        ulp_steps(bench.tensor("output", "x", [1, 2], "int64"), bench.tensor("output", "x", [1, 2], "int64"), {})
+        is None
+    )
 
 
 # Tensors of two records.
@@ -801,7 +804,7 @@ def test_a_content_that_is_no_such_tensor_is_not_compared(bench, dtype, content)
     other = replace(one, digest=bench.keep(content))
     for pair in ((one, other), (other, one)):
         assert difference(*pair, bench.blobs.get).compared == 0
-        assert steps(*pair, bench.blobs.get) is None
+        assert ulp_steps(*pair, bench.blobs.get) is None
     numbers = [float(index) for index in range(5000)]
     odd = replace(sampled(bench, numbers), digest="0" * 64, samples=bench.keep(content), sketch=bench.keep(b"\0" * 7))
     assert difference(odd, sampled(bench, numbers, [0.0]), bench.blobs.get).compared == 0

@@ -24,13 +24,13 @@ import store.database
 from experiments.core.canonical_json import canonical, digest, parse
 from experiments.core.observation import Tensor
 from experiments.core.schema_history import SCHEMA
-from experiments.core.spec import with_attempt
+from experiments.core.spec import spec_of_attempt
 from store.archive import Archive, ArchiveError
 from store.blobs import Blobs
-from store.bundles import add_bundle, add_whole, export
+from store.bundles import add_bundle, export_bundle, import_bundle
 from store.models import APPEND_ONLY, Base, SweepFileRow, SweepOriginRow
-from store.origins import Origin, come_from
-from store.sweeps import now
+from store.origins import Origin, add_origins
+from store.sweeps import current_time
 
 MACHINE = "a" * 64
 ROOT = Path(__file__).parents[1]
@@ -76,12 +76,12 @@ def filled(archive, tmp_path):
     asked = samples.spec()
     sweep = archive.begin_sweep([asked], MACHINE)
     name = add(archive, tmp_path / "run", asked=asked, sweep=sweep.id)
-    archive.note(name, "seen again", "somebody")
-    with archive._database.writing() as connection:
-        row = {"sweep": sweep.id, "file": "theirs.zip", "manifest": "e" * 64, "added_at": now()}
+    archive.add_note(name, "seen again", "somebody")
+    with archive._database.write_transaction() as connection:
+        row = {"sweep": sweep.id, "file": "theirs.zip", "manifest": "e" * 64, "added_at": current_time()}
         connection.execute(insert(SweepOriginRow).values(**row))
         connection.execute(insert(SweepFileRow).values(sweep=sweep.id, manifest="e" * 64))
-        come_from(connection, [name], Origin("theirs.zip", "e" * 64, now(), "f" * 64))
+        add_origins(connection, [name], Origin("theirs.zip", "e" * 64, current_time(), "f" * 64))
     for verb in ("exclude", "include"):
         archive.exclude("signer:ffff", "not theirs", "somebody", verb)
     return name
@@ -93,7 +93,7 @@ def stranger(folder, *plan, machine="b" * 64, done=None):
         sweep = other.begin_sweep(plan, machine).id
         for seed, asked in enumerate(plan[:done], 100):
             other.add_text(samples.record(asked=asked, seed=seed).text(), samples.contents(seed).get, sweep)
-        export(other, [], folder / "theirs.zip", sweeps=[sweep])
+        export_bundle(other, [], folder / "theirs.zip", sweeps=[sweep])
     return folder / "theirs.zip"
 
 
@@ -234,11 +234,11 @@ def test_a_prefix_must_name_one_record(archive, tmp_path):
 
 def test_notes_are_kept_in_their_order(archive, tmp_path):
     name = add(archive, tmp_path / "run")
-    archive.note(name, "first", "one")
-    archive.note(name, "second", "two")
+    archive.add_note(name, "first", "one")
+    archive.add_note(name, "second", "two")
     assert [(note.author, note.text) for note in archive.notes(name)] == [("one", "first"), ("two", "second")]
     with pytest.raises(ArchiveError, match="no record"):
-        archive.note("b" * 64, "about nothing", "one")
+        archive.add_note("b" * 64, "about nothing", "one")
 
 
 # Sweeps.
@@ -284,7 +284,7 @@ def test_a_sweep_that_a_living_driver_is_at_is_left_to_it(archive, tmp_path):
 def test_records_of_a_sweep_come_in_the_order_of_its_plan(archive, tmp_path):
     plan = [samples.spec(case) for case in "cab"]
     sweep = archive.begin_sweep(plan, MACHINE).id
-    for seed, asked in enumerate(reversed([*plan, with_attempt(plan[0], 1)])):
+    for seed, asked in enumerate(reversed([*plan, spec_of_attempt(plan[0], 1)])):
         add(archive, tmp_path / str(seed), seed, asked=asked, sweep=sweep, started_at=f"2026-01-0{seed + 1}T00:00:00Z")
     found = [(one.spec.question.case, one.spec.setting.attempt) for one in archive.records(sweep=sweep)]
     assert found == [("c", 0), ("c", 1), ("a", 0), ("b", 0)]
@@ -325,21 +325,21 @@ def test_a_plan_that_is_none_is_refused(archive, plan, says):
 def test_an_added_sweep_is_there_as_after_a_run_and_says_where_it_came_from(archive, tmp_path):
     plan = [samples.spec(case) for case in "ba"]
     path = stranger(tmp_path / "there", *plan)
-    made = add_whole(archive, path)
-    assert made == add_whole(archive, path), "twice is once"
+    made = import_bundle(archive, path)
+    assert made == import_bundle(archive, path), "twice is once"
     (kept,) = archive.sweeps()
     assert (made.sweeps, kept.finished, kept.origin.file) == ([kept.id], True, "theirs.zip")
     assert archive.sweep_plan(kept.id) == plan
     assert [one.spec for one in archive.records(sweep=kept.id)] == plan
     assert archive.check() == []
-    export(archive, [], tmp_path / "again.zip", sweeps=[kept.id])
+    export_bundle(archive, [], tmp_path / "again.zip", sweeps=[kept.id])
     assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
 
 
 def test_a_sweep_that_was_added_is_never_resumed(archive, tmp_path):
     """It is unfinished, of the same plan, and says that it ran on this machine: anybody can write that."""
     plan = [samples.spec("first"), samples.spec("second")]
-    added = add_whole(archive, stranger(tmp_path / "there", *plan, machine=MACHINE, done=1)).sweeps
+    added = import_bundle(archive, stranger(tmp_path / "there", *plan, machine=MACHINE, done=1)).sweeps
     own = archive.begin_sweep(plan, MACHINE)
     assert (own.number, own.resumed, own.done) == (2, False, frozenset())
     assert archive.begin_sweep(plan, MACHINE).id == own.id
@@ -360,7 +360,7 @@ def test_a_sweep_of_which_more_is_done_since_is_made_whole(archive, tmp_path):
         sweep = other.begin_sweep(plan, MACHINE).id
         for seed, asked in enumerate(plan):
             other.add_text(samples.record(asked=asked, seed=seed).text(), samples.contents(seed).get, sweep)
-            export(other, [], tmp_path / f"{seed}.zip", sweeps=[sweep])
+            export_bundle(other, [], tmp_path / f"{seed}.zip", sweeps=[sweep])
     for seed, done in ((0, 1), (1, 2), (0, 2)):
         add_bundle(archive, tmp_path / f"{seed}.zip")
         assert archive.sweep(sweep).done == done
@@ -373,7 +373,7 @@ def test_another_sweep_of_the_same_id_is_refused_with_all_its_records(archive, t
     with pytest.raises(ArchiveError, match=rf"nothing was added: the archive has another sweep {own.id}: it was begun"):
         add_bundle(archive, path)
     assert archive.records() == []
-    assert add_whole(archive, path, sweeps=False).sweeps == []
+    assert import_bundle(archive, path, sweeps=False).sweeps == []
     assert len(archive.records()) == 1
     assert archive.sweep(own.id).done == 0
 
@@ -384,15 +384,15 @@ def test_nobody_adds_records_to_a_sweep_that_was_run_here(archive, tmp_path):
     sweep = archive.begin_sweep(plan, MACHINE).id
     for seed, asked in enumerate(plan):
         name = add(archive, tmp_path / str(seed), seed, asked=asked, sweep=None if seed else sweep)
-    export(archive, [], tmp_path / "own.zip", sweeps=[sweep])
+    export_bundle(archive, [], tmp_path / "own.zip", sweeps=[sweep])
     add_bundle(archive, tmp_path / "own.zip")
-    text, own = archive.bundled(sweep)
+    text, own = archive.bundled_sweep(sweep)
     more = replace(own, records={**own.records, plan[1].digest(): name})
     with pytest.raises(ArchiveError, match="was run here, and 1 of the records of this one are not its own"):
-        archive.add_sweep(text, more, Origin("x.zip", "e" * 64, now()))
+        archive.add_sweep(text, more, Origin("x.zip", "e" * 64, current_time()))
     other = replace(own, records={plan[0].digest(): name})
     with pytest.raises(ArchiveError, match="has other records for the same specs"):
-        archive.add_sweep(text, other, Origin("x.zip", "e" * 64, now()))
+        archive.add_sweep(text, other, Origin("x.zip", "e" * 64, current_time()))
     assert archive.sweep(sweep).done == 1
     assert archive.check() == []
 
@@ -504,7 +504,7 @@ def test_every_column_says_what_it_is():
 
 
 def test_the_database_is_set_up_to_survive_a_power_cut(archive, file):
-    with archive._database.reading() as connection:
+    with archive._database.read_transaction() as connection:
         found = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "page_size", "busy_timeout")
@@ -761,9 +761,9 @@ def test_a_folder_in_place_of_the_file_is_a_sentence(tmp_path):
 
 def test_a_full_disk_is_a_sentence_and_loses_nothing(archive, tmp_path, file):
     add(archive, tmp_path / "kept", 1)
-    with archive._database.reading() as connection:
+    with archive._database.read_transaction() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
-    with archive._database.reading() as connection:
+    with archive._database.read_transaction() as connection:
         # SQLite answers a full disk and a full quota of pages in the same way.
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
     big = samples.record(seed=2, kind="raised", message="x" * 100_000)
@@ -771,7 +771,7 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(archive, tmp_path, file):
     with pytest.raises(ArchiveError, match="the disk is full: free space, then add again"):
         archive.add(folder)
     assert len(archive.records()) == 1
-    with archive._database.reading() as connection:
+    with archive._database.read_transaction() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
     archive.add(folder)
     assert len(archive.records()) == 2

@@ -206,11 +206,11 @@ def test_lists_that_were_cut_are_equal_only_if_the_wholes_were():
     def listed(last):
         return {"forward": [Operator(0, 0, name, ()) for name in ["aten::add"] * bounds.MOST_OPERATORS + [last]]}
 
-    assert operators.cut(listed("a")) == operators.cut(listed("a")) != operators.cut(listed("b"))
+    assert operators.cut_lists(listed("a")) == operators.cut_lists(listed("a")) != operators.cut_lists(listed("b"))
 
 
 def test_a_long_name_of_an_operator_is_cut_and_one_that_is_not_stays():
-    first, second = operators.cut({"forward": [Operator(0, 0, "k" * 1000, ()), Operator(0, 0, "k" * 1001, ())]})[
+    first, second = operators.cut_lists({"forward": [Operator(0, 0, "k" * 1000, ()), Operator(0, 0, "k" * 1001, ())]})[
         "forward"
     ]
     assert first.name == "k" * 1000

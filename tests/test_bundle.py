@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from experiments.bundle import layout, reader, writer
 from experiments.core.canonical_json import RecordError, canonical, digest, parse
 from experiments.core.schema_history import SCHEMA
-from experiments.core.spec import with_attempt
+from experiments.core.spec import spec_of_attempt
 from experiments.core.sweep import sweep_id
 from store import index
 from store.archive import Archive, ArchiveError
-from store.bundles import add_bundle, check_bundle, export, manifest_and_signature, read
+from store.bundles import add_bundle, check_bundle, export_bundle, manifest_and_signature, read_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = sorted((ROOT / "store" / "published").glob("*.zip"))
@@ -49,7 +49,7 @@ def other(tmp_path):
 def sent(archive, tmp_path):
     """A bundle of two records, which share a machine and a source."""
     names = [archive.add_text(samples.record(seed=seed).text(), samples.contents(seed).get) for seed in (1, 2)]
-    export(archive, names, tmp_path / "sent.zip")
+    export_bundle(archive, names, tmp_path / "sent.zip")
     return tmp_path / "sent.zip"
 
 
@@ -108,7 +108,7 @@ def test_a_bundle_comes_back_as_it_was(archive, other, sent):
 def test_the_same_records_give_the_same_bytes(archive, other, sent, tmp_path):
     add_bundle(other, sent)
     names = [one.digest for one in archive.cells()]
-    export(other, names[::-1] * 2, tmp_path / "again.zip")
+    export_bundle(other, names[::-1] * 2, tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == sent.read_bytes()
 
 
@@ -126,13 +126,13 @@ def test_a_bundle_names_its_members_and_leaves_output_out(sent):
 
 def test_what_cannot_be_exported_is_a_sentence(archive, sent, tmp_path):
     with pytest.raises(ArchiveError, match="no record to export"):
-        export(archive, [], tmp_path / "none.zip")
+        export_bundle(archive, [], tmp_path / "none.zip")
     name = digest(samples.tensor(1))
     (tmp_path / "blobs" / name[:2] / name).unlink()
     with pytest.raises(ArchiveError, match=f"tensor {name} is missing"):
-        export(archive, [one.digest for one in archive.cells()], tmp_path / "none.zip")
+        export_bundle(archive, [one.digest for one in archive.cells()], tmp_path / "none.zip")
     with pytest.raises(ArchiveError, match="cannot be written"):
-        export(archive, [archive.add_text(samples.record(seed=2).text(), samples.contents(2).get)], tmp_path)
+        export_bundle(archive, [archive.add_text(samples.record(seed=2).text(), samples.contents(2).get)], tmp_path)
     assert not (tmp_path / "none.zip").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -173,7 +173,7 @@ def test_a_seal_is_there_exactly_where_the_schema_asks_for_it(other, sent, tmp_p
 
 def test_bundles_of_the_first_schema_are_read(other, sent):
     whole = members(sent)
-    with read(crafted(sent, whole, sealed=False)) as bundle:
+    with read_bundle(crafted(sent, whole, sealed=False)) as bundle:
         assert len(bundle.records) == 2
     assert len(add_bundle(other, sent)) == 2
 
@@ -181,7 +181,7 @@ def test_bundles_of_the_first_schema_are_read(other, sent):
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.name)
 def test_the_published_bundle_is_whole(path):
     started = time.process_time()
-    with read(path) as bundle:
+    with read_bundle(path) as bundle:
         needed = {
             name for record in bundle.records for name, kind in record.blobs().items() if kind not in index.OPTIONAL
         }
@@ -341,7 +341,7 @@ def test_what_could_not_be_read_is_not_written(archive, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(layout, bound, 3)
             with pytest.raises(ArchiveError, match="more than can be read"):
-                export(archive, [name], tmp_path / "one.zip")
+                export_bundle(archive, [name], tmp_path / "one.zip")
     assert [path for path in tmp_path.iterdir() if "one.zip" in path.name] == []
 
 
@@ -431,7 +431,7 @@ def swept(archive, tmp_path):
     sweep = archive.begin_sweep(plan, "a" * 64).id
     for seed, asked in enumerate(plan, 1):
         archive.add_text(samples.record(seed=seed, asked=asked).text(), samples.contents(seed).get, sweep)
-    export(archive, [], tmp_path / "swept.zip", sweeps=[sweep])
+    export_bundle(archive, [], tmp_path / "swept.zip", sweeps=[sweep])
     return tmp_path / "swept.zip"
 
 
@@ -453,7 +453,7 @@ def told_again(whole, sweep, plan):
 
 def test_a_bundle_carries_the_sweep_and_its_exact_plan(archive, swept):
     (sweep,) = archive.sweeps()
-    with read(swept) as bundle:
+    with read_bundle(swept) as bundle:
         (found,) = bundle.sweeps
         assert (found.id, found.started_at, found.number) == (sweep.id, sweep.started_at, 1)
         assert list(bundle.plans[found.plan]) == archive.sweep_plan(sweep.id)
@@ -462,18 +462,18 @@ def test_a_bundle_carries_the_sweep_and_its_exact_plan(archive, swept):
 
 
 def test_records_alone_take_no_sweep_with_them(archive, swept, tmp_path):
-    export(archive, [archive.cells()[0].digest], tmp_path / "one.zip")
-    with read(tmp_path / "one.zip") as bundle:
+    export_bundle(archive, [archive.cells()[0].digest], tmp_path / "one.zip")
+    with read_bundle(tmp_path / "one.zip") as bundle:
         assert (len(bundle.records), bundle.sweeps) == (1, ())
 
 
 def test_a_sweep_without_records_is_not_exported(archive, tmp_path):
     sweep = archive.begin_sweep([samples.spec()], "a" * 64).id
     with pytest.raises(ArchiveError, match="no record to export"):
-        export(archive, [], tmp_path / "none.zip", sweeps=[sweep])
+        export_bundle(archive, [], tmp_path / "none.zip", sweeps=[sweep])
     name = archive.add_text(samples.record().text(), samples.contents().get)
     with pytest.raises(ArchiveError, match=f"sweep {sweep} has no records yet"):
-        export(archive, [name], tmp_path / "none.zip", sweeps=[sweep])
+        export_bundle(archive, [name], tmp_path / "none.zip", sweeps=[sweep])
 
 
 @pytest.mark.parametrize(
@@ -515,9 +515,9 @@ def test_a_sweep_of_another_id_than_its_own_is_refused(other, swept):
 
 def test_a_further_attempt_belongs_to_the_sweep(archive, other, swept, tmp_path):
     (sweep,) = archive.sweeps()
-    again = with_attempt(archive.sweep_plan(sweep.id)[0], 1)
+    again = spec_of_attempt(archive.sweep_plan(sweep.id)[0], 1)
     archive.add_text(samples.record(seed=3, asked=again).text(), samples.contents(3).get, sweep.id)
-    export(archive, [], tmp_path / "three.zip", sweeps=[sweep.id])
+    export_bundle(archive, [], tmp_path / "three.zip", sweeps=[sweep.id])
     assert len(add_bundle(other, tmp_path / "three.zip")) == 3
     assert other.sweep(sweep.id).done == 2
 
@@ -542,7 +542,7 @@ def test_a_bundle_of_before_there_were_sweeps_in_them_has_none(other, swept, sch
     refused(other, zipped(swept, made, sealed=schema > 1), f"is of a kind that schema {schema} does not have")
     bare = {name: one for name, one in whole.items() if not name.startswith(layout.OF_SWEEPS)}
     zipped(swept, {"manifest.json": manifest(bare, schema), **bare}, sealed=schema > 1)
-    with read(swept) as bundle:
+    with read_bundle(swept) as bundle:
         assert (len(bundle.records), bundle.sweeps) == (2, ())
 
 
@@ -552,7 +552,7 @@ def test_two_sweeps_travel_in_one_bundle(archive, other, swept, tmp_path):
     asked = samples.spec("c")
     second = archive.begin_sweep([asked], "a" * 64).id
     archive.add_text(samples.record(seed=4, asked=asked).text(), samples.contents(4).get, second)
-    export(archive, [], tmp_path / "both.zip", sweeps=[first.id, second])
+    export_bundle(archive, [], tmp_path / "both.zip", sweeps=[first.id, second])
     assert len(add_bundle(other, tmp_path / "both.zip")) == 3
     assert {one.id for one in other.sweeps()} == {first.id, second}
 
@@ -565,7 +565,7 @@ def test_a_file_that_is_not_there_is_a_sentence(other, tmp_path):
 
 
 def test_a_bundle_is_read_with_all_that_its_records_rest_on(archive, sent):
-    with read(sent) as bundle:
+    with read_bundle(sent) as bundle:
         assert list(bundle.digests) == sorted(one.digest for one in archive.cells())
         assert [digest(record.text()) for record in bundle.records] == list(bundle.digests)
         assert bundle.fetch(digest(samples.tensor(1))) == samples.tensor(1)
@@ -578,7 +578,7 @@ def test_a_bundle_that_is_refused_is_not_read_either(other, sent):
     with pytest.raises(
         ArchiveError, match=r"sent\.zip is refused: .*a record or sweep needs it, and it is missing \(and 1 more"
     ):
-        read(crafted(sent, whole))
+        read_bundle(crafted(sent, whole))
 
 
 def test_what_changes_while_a_bundle_is_open_is_not_handed_out(tmp_path):
@@ -586,7 +586,7 @@ def test_what_changes_while_a_bundle_is_open_is_not_handed_out(tmp_path):
     large = bench.tensor("output", "out", range(1 << 16))
     text = bench.record(samples.spec(), large).text()
     writer.write(tmp_path / "sent.zip", writer.members([text], bench.blobs.get))
-    with read(tmp_path / "sent.zip") as bundle:
+    with read_bundle(tmp_path / "sent.zip") as bundle:
         content = bundle.fetch(large.digest)
         whole = (tmp_path / "sent.zip").read_bytes()
         (tmp_path / "sent.zip").write_bytes(whole.replace(content, bytes(len(content))))
@@ -599,7 +599,9 @@ def test_what_changes_while_a_bundle_is_open_is_not_handed_out(tmp_path):
 
 def test_a_signature_travels_beside_the_manifest_and_is_not_judged(archive, other, sent):
     asked = []
-    export(archive, [one.digest for one in archive.cells()], sent, sign=lambda content: asked.append(content) or b"me")
+    export_bundle(
+        archive, [one.digest for one in archive.cells()], sent, sign=lambda content: asked.append(content) or b"me"
+    )
     assert manifest_and_signature(sent) == (members(sent)["manifest.json"], b"me") == (asked[0], b"me")
     assert "signature.json" not in parse(asked[0].decode())["members"]
     assert check_bundle(sent) == []
@@ -619,7 +621,7 @@ def test_a_disk_that_fails_is_a_sentence(sent, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(reader.Packed, "content", broken)
-    for look in (check_bundle, manifest_and_signature, read):
+    for look in (check_bundle, manifest_and_signature, read_bundle):
         with pytest.raises(ArchiveError, match="cannot be read: Input/output error"):
             look(sent)
 
@@ -727,16 +729,16 @@ def test_every_reason_for_a_refusal_is_in_the_document():
 
 def test_a_bundle_is_read_for_some_scenarios_only(sent):
     """Records of others are neither parsed nor kept; what is damaged is found all the same."""
-    with read(sent) as whole:
+    with read_bundle(sent) as whole:
         assert whole.records
         for about in ({whole.records[0].spec.question.source}, {whole.records[0].spec.question.scenario}):
-            with read(sent, about) as some:
+            with read_bundle(sent, about) as some:
                 assert some.records == whole.records
                 assert some.fetch(some.records[0].observation.machine) is not None
-    with read(sent, {"checkpoint/another", "0" * 64}) as none:
+    with read_bundle(sent, {"checkpoint/another", "0" * 64}) as none:
         assert none.records == ()
     content = bytearray(sent.read_bytes())
     content[len(content) // 2] ^= 1
     sent.write_bytes(content)
     with pytest.raises(ArchiveError, match="seal"):
-        read(sent, {"checkpoint/another"})
+        read_bundle(sent, {"checkpoint/another"})

@@ -13,7 +13,7 @@ import hydra
 from omegaconf import OmegaConf
 from test_sweep import GOOD, project, run
 
-from experiments.planning.config import register
+from experiments.planning.config import register_schemas
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = b"\xef\xbb\xbf"
@@ -25,7 +25,7 @@ def test_configuration_is_what_it_is_without_the_mark(tmp_path):
     shutil.copytree(ROOT / "conf", marked)
     for path in marked.rglob("*.yaml"):
         path.write_bytes(MARK + path.read_bytes())
-    register()
+    register_schemas()
     found = []
     for folder in (ROOT / "conf", marked):
         with hydra.initialize_config_dir(str(folder), version_base="1.3"):

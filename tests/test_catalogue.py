@@ -164,7 +164,7 @@ import sys
 from pathlib import Path
 from experiments.worker import describe
 describe.LONGEST_IMPORT = 1.0
-describe.write(Path(sys.argv[1]), Path(sys.argv[2]))
+describe.write_catalogue(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
@@ -188,21 +188,21 @@ def test_the_cache_follows_a_changed_file(tmp_path, monkeypatch):
         return describe(*arguments)
 
     monkeypatch.setattr(supervisor, "describe", counted)
-    first = catalogue.cached(made, tmp_path / "cache")
-    assert catalogue.cached(made, tmp_path / "cache") == first
+    first = catalogue.read_cached(made, tmp_path / "cache")
+    assert catalogue.read_cached(made, tmp_path / "cache") == first
     assert len(asked) == 1
     (made / "experiments/scenarios/a/good.py").write_text(GOOD.replace("Made for", "Changed in"))
-    assert entry(catalogue.cached(made, tmp_path / "cache"), "a/good").title == "Changed in a test."
+    assert entry(catalogue.read_cached(made, tmp_path / "cache"), "a/good").title == "Changed in a test."
     assert len(asked) == 2
 
 
 def test_a_damaged_cache_is_made_anew(tmp_path):
     made = roots.root(tmp_path / "root", {"a/good": GOOD})
     cache = tmp_path / "cache"
-    first = catalogue.cached(made, cache)
+    first = catalogue.read_cached(made, cache)
     (kept,) = cache.glob("*.json")
     kept.write_text(kept.read_text()[:-20])
-    assert catalogue.cached(made, cache).entries == first.entries
+    assert catalogue.read_cached(made, cache).entries == first.entries
 
 
 # The command.
@@ -242,6 +242,6 @@ def test_a_misspelt_name_is_refused_by_the_command(root):
 
 
 def test_the_project_s_own_scenarios_import(tmp_path):
-    listed = catalogue.cached(PROJECT, tmp_path)
+    listed = catalogue.read_cached(PROJECT, tmp_path)
     assert [one.name for one in listed.entries if one.error] == []
     assert {one.name.split("/")[0] for one in listed.entries} >= {"attention", "checkpoint"}

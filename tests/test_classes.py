@@ -22,9 +22,9 @@ from experiments.analysis.settings import (
     VARIABLE,
     ComputerSetting,
     computer_settings,
-    differing,
+    differing_factors,
     factors,
-    flat,
+    flatten_facts,
     label,
     value,
 )
@@ -61,11 +61,11 @@ def made(name, seen, *, cap="AVX512", threads="1", **others):
 def test_every_fact_of_a_document_is_in_a_factor_or_follows_from_others(environment):
     facts = worker.facts(environment)
     sorted_ = factors(facts, "original")
-    unreadable = {name for name, text in flat(facts).items() if text == "not readable"}
+    unreadable = {name for name, text in flatten_facts(facts).items() if text == "not readable"}
     placed = [name for own in sorted_.values() for name in own]
     assert len(placed) == len(set(placed))
-    assert {*placed, *unreadable, *(name for name in _DERIVED if name in flat(facts))} == {
-        *flat(facts),
+    assert {*placed, *unreadable, *(name for name in _DERIVED if name in flatten_facts(facts))} == {
+        *flatten_facts(facts),
         "setting.sources",
     }
     assert all(name in KNOWN or name.startswith((SWITCH, VARIABLE)) for name in sorted_)
@@ -89,14 +89,14 @@ def test_another_build_of_the_same_torch_is_another_interpreter():
     first, second = samples.facts(), samples.facts()
     second["torch"] = {**second["torch"], "build": "built with:\n  - another compiler\n"}
     ours, theirs = (ComputerSetting("", "", factors(one, "original"), ()) for one in (first, second))
-    assert differing(ours, theirs) == [INTERPRETER]
+    assert differing_factors(ours, theirs) == [INTERPRETER]
 
 
 def test_text_of_several_lines_is_told_by_digest():
-    one, other = (flat({"a": {"b": f"line\n{end}"}})["a.b"] for end in "xy")
+    one, other = (flatten_facts({"a": {"b": f"line\n{end}"}})["a.b"] for end in "xy")
     assert one.startswith("SHA-256 ")
     assert one != other
-    assert flat({"a": {"b": None, "c": [1, 2]}}) == {"a.b": "None", "a.c": "[1, 2]"}
+    assert flatten_facts({"a": {"b": None, "c": [1, 2]}}) == {"a.b": "None", "a.c": "[1, 2]"}
 
 
 def test_variables_and_switches_are_factors_each_for_itself():
@@ -112,25 +112,27 @@ def test_variables_and_switches_are_factors_each_for_itself():
 def test_a_variable_that_is_set_on_one_side_counts_a_switch_that_one_side_cannot_read_does_not():
     ours = made("ours", {}, **{f"{VARIABLE}KMP_BLOCKTIME": {"variables.KMP_BLOCKTIME": "0"}})
     theirs = made("theirs", {}, threads="2", **{f"{SWITCH}grad": {"switches.grad": "True"}})
-    assert differing(ours, theirs) == differing(theirs, ours) == [THREADS, f"{VARIABLE}KMP_BLOCKTIME"]
+    assert differing_factors(ours, theirs) == differing_factors(theirs, ours) == [THREADS, f"{VARIABLE}KMP_BLOCKTIME"]
     off = made("off", {}, threads="2", **{f"{SWITCH}grad": {"switches.grad": "False"}})
-    assert differing(theirs, off) == [f"{SWITCH}grad"]
-    assert differing(ours, ours) == []
+    assert differing_factors(theirs, off) == [f"{SWITCH}grad"]
+    assert differing_factors(ours, ours) == []
 
 
 def test_a_fact_that_only_one_of_them_tells_does_not_count():
     """An older version did not ask for it, and a factor that differs by that alone would block every proof."""
     older = made("older", {}, system={"system.name": "Linux"})
     newer = made("newer", {}, cap="AVX2", system={"system.name": "Linux", "compiler.c++": "g++ 12"}, moon={"moon": "1"})
-    assert differing(older, newer) == differing(newer, older) == [CAPABILITY]
+    assert differing_factors(older, newer) == differing_factors(newer, older) == [CAPABILITY]
     other = made("other", {}, system={"system.name": "Darwin", "compiler.c++": "g++ 12"})
-    assert differing(older, other) == ["system"]
-    assert differing(older, made("none", {}, system={"compiler.c++": "g++ 12"})) == ["system"], "nothing in common"
+    assert differing_factors(older, other) == ["system"]
+    assert differing_factors(older, made("none", {}, system={"compiler.c++": "g++ 12"})) == ["system"], (
+        "nothing in common"
+    )
 
 
 def test_who_does_not_tell_what_every_version_asks_may_differ_in_it():
     bare = ComputerSetting("bare", "lab", {}, ())
-    assert differing(made("ours", {}), bare) == [CAPABILITY, THREADS]
+    assert differing_factors(made("ours", {}), bare) == [CAPABILITY, THREADS]
 
 
 def test_a_value_is_shown_beside_another_setting_as_far_as_it_differs():

@@ -268,7 +268,7 @@ def test_contrary_records_give_the_contrary_ruling(one, published, decided):
     changed = {}
     for wanted, change in one.changes:
         for name, record in kept.by_name.items():
-            if wanted.cover(_replay(record)):
+            if wanted.has_replay(_replay(record)):
                 changed[name] = _changed(record, change, kept)
     assert bool(changed) == bool(one.changes)
     ruling = decide(kept.evidence(changed))
@@ -359,7 +359,7 @@ def test_what_is_said_of_attention_inside_the_checkpoint_rests_on_it(published, 
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory):
-    found = catalogue.cached(Path(catalogue.ROOT), tmp_path_factory.mktemp("cache"))
+    found = catalogue.read_cached(Path(catalogue.ROOT), tmp_path_factory.mktemp("cache"))
     return {entry.name: entry for entry in found.entries}
 
 

@@ -167,7 +167,7 @@ def test_what_cannot_be_written_is_a_sentence_and_leaves_nothing(archive, kept, 
 
 def test_a_record_without_a_time_is_a_sentence(archive, tmp_path, monkeypatch):
     """One that was taken in before times were looked at."""
-    monkeypatch.setattr("store.archive.refuse_no_times", lambda _: None)
+    monkeypatch.setattr("store.archive.refuse_invalid_times", lambda _: None)
     name = archive.add_text(samples.record(started_at="yesterday").text(), samples.contents().get)
     with pytest.raises(ArchiveError, match="says no time that can be read: 'yesterday'"):
         export_crate(archive, [name], tmp_path / "crate")

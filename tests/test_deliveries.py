@@ -15,8 +15,8 @@ from reports import build
 from store import bundles, sweeps
 from store.__main__ import main as store
 from store.archive import Archive, ArchiveError
-from store.bundles import add_whole, export
-from store.signing import make_key, private_key, sign
+from store.bundles import export_bundle, import_bundle
+from store.signing import make_key, read_private_key, sign_manifest
 
 PLAN = [samples.spec(case) for case in "abcde"]
 ALICE, MALLORY = "a1" * 32, "ee" * 32
@@ -30,7 +30,7 @@ def add(archive, number, sweep):
 def swept(folder, done):
     """An archive with a sweep, begun at the same moment wherever it is, that has records of the first `done` specs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeps, "now", lambda: "2026-01-01T00:00:00.000000Z")
+        patch.setattr(sweeps, "current_time", lambda: "2026-01-01T00:00:00.000000Z")
         archive = Archive.open(f"sqlite:///{folder}.db", folder)
         sweep = archive.begin_sweep(PLAN, "b" * 64).id
     for number in range(done):
@@ -42,7 +42,7 @@ def file_of(folder, done, name):
     folder.mkdir()
     archive, sweep = swept(folder / "archive", done)
     with archive:
-        export(archive, [], folder / name, sweeps=[sweep])
+        export_bundle(archive, [], folder / name, sweeps=[sweep])
     return folder / name, sweep
 
 
@@ -60,18 +60,18 @@ def origin(archive):
 def test_nobody_adds_to_a_sweep_that_somebody_else_has_signed(archive, tmp_path):
     alice, sweep = file_of(tmp_path / "alice", 2, "alice.zip")
     mallory, _ = file_of(tmp_path / "mallory", 5, "mallory.zip")
-    add_whole(archive, alice, signer=ALICE)
+    import_bundle(archive, alice, signer=ALICE)
     before = f"2 of 5 from alice.zip, signed by key {ALICE[:12]}"
     for signer in (MALLORY, None):
         with pytest.raises(ArchiveError, match="Only who signed all that a sweep came in adds to it"):
-            add_whole(archive, mallory, signer=signer)
+            import_bundle(archive, mallory, signer=signer)
         with pytest.raises(ArchiveError, match="add the records without --sweep"):
-            add_whole(archive, mallory, sweep, signer=signer)
+            import_bundle(archive, mallory, sweep, signer=signer)
     assert origin(archive) == before
     assert len(archive.cells()) == 2
-    add_whole(archive, mallory, signer=MALLORY, sweeps=False)
+    import_bundle(archive, mallory, signer=MALLORY, sweeps=False)
     assert (len(archive.cells()), origin(archive)) == (5, before)
-    add_whole(archive, mallory, signer=ALICE)
+    import_bundle(archive, mallory, signer=ALICE)
     assert origin(archive).startswith("5 of 5 from alice.zip")
 
 
@@ -79,8 +79,8 @@ def test_whoever_comes_first_is_not_the_only_signer(archive, tmp_path):
     """Signed anew by somebody else and brought first: both are named, and each can be taken out of sight."""
     path, sweep = file_of(tmp_path / "alice", 2, "alice.zip")
     stolen = path.rename(path.with_name("mallory.zip"))
-    add_whole(archive, stolen, signer=MALLORY)
-    add_whole(archive, stolen.rename(path), signer=ALICE)
+    import_bundle(archive, stolen, signer=MALLORY)
+    import_bundle(archive, stolen.rename(path), signer=ALICE)
     both = f"mallory.zip, signed by key {MALLORY[:12]}; also alice.zip, signed by key {ALICE[:12]}"
     assert origin(archive) == f"2 of 5 from {both}"
     assert {str(one) for one in archive.origins([one.digest for one in archive.cells()]).values()} == {both}
@@ -95,8 +95,8 @@ def test_whoever_comes_first_is_not_the_only_signer(archive, tmp_path):
 def test_of_what_two_unsigned_files_brought_each_has_its_share(archive, tmp_path):
     first, sweep = file_of(tmp_path / "one", 2, "first.zip")
     second, _ = file_of(tmp_path / "two", 5, "second.zip")
-    add_whole(archive, first)
-    add_whole(archive, second)
+    import_bundle(archive, first)
+    import_bundle(archive, second)
     assert origin(archive) == "5 of 5 from first.zip (2 of 5); also second.zip (5 of 5)"
     archive.exclude("second.zip", "made up", "somebody")
     assert origin(archive) == "2 of 5 from first.zip; also second.zip", "what is out of sight is not counted"
@@ -108,9 +108,9 @@ def test_of_what_two_unsigned_files_brought_each_has_its_share(archive, tmp_path
 def test_the_order_is_that_in_which_they_came_however_the_clock_went(archive, tmp_path, monkeypatch):
     first, _ = file_of(tmp_path / "one", 2, "first.zip")
     second, _ = file_of(tmp_path / "two", 5, "second.zip")
-    add_whole(archive, first)
-    monkeypatch.setattr(bundles, "now", lambda: "2020-01-01T00:00:00.000000Z")
-    add_whole(archive, second)
+    import_bundle(archive, first)
+    monkeypatch.setattr(bundles, "current_time", lambda: "2020-01-01T00:00:00.000000Z")
+    import_bundle(archive, second)
     came = archive.origins([one.digest for one in archive.cells()])
     assert sorted(one.file for one in came.values()) == ["first.zip"] * 2 + ["second.zip"] * 3
 
@@ -118,7 +118,7 @@ def test_the_order_is_that_in_which_they_came_however_the_clock_went(archive, tm
 def test_the_name_of_a_file_is_no_signature(archive, tmp_path):
     name = "lab.zip, signed by key a67f7fc407ab.zip"
     path, _ = file_of(tmp_path / "one", 2, name)
-    add_whole(archive, path)
+    import_bundle(archive, path)
     assert origin(archive) == f'2 of 5 from "{name}"'
 
 
@@ -187,15 +187,15 @@ def test_a_note_an_exclusion_and_a_delivery_that_are_lost_are_noticed(tmp_path, 
     path, _ = file_of(tmp_path / "one", 2, "first.zip")
     record = archive.cells()[0].digest
     with archive:
-        archive.settle()
+        archive.flush_log()
         before = (tmp_path / "here" / "archive.db").read_bytes()
         if kind == "note":
-            archive.note(record, "seen again", "somebody")
+            archive.add_note(record, "seen again", "somebody")
         elif kind == "exclusion":
             archive.exclude(f"record:{record}", "made up", "somebody")
         else:
-            add_whole(archive, path, sweeps=False)
-        archive.settle()
+            import_bundle(archive, path, sweeps=False)
+        archive.flush_log()
         assert archive.check() == []
     for name in ("archive.db-wal", "archive.db-shm"):
         (tmp_path / "here" / name).unlink(missing_ok=True)
@@ -216,9 +216,9 @@ def test_two_files_of_one_name_are_told_apart_in_a_report(tmp_path):
         (tmp_path / f"d{number}").mkdir()
         paths.append(tmp_path / f"d{number}" / "x.zip")
         with theirs:
-            export(theirs, [], paths[-1], sweeps=[other])
+            export_bundle(theirs, [], paths[-1], sweeps=[other])
     with own:
-        made = build.report(own, sweep, "stem", None, paths)
+        made = build.make_report(own, sweep, "stem", None, paths)
     names = {one.origin for one in made.across.others}
     assert len(names) == 2
     assert all(name.startswith("x.zip ") for name in names)
@@ -227,12 +227,14 @@ def test_two_files_of_one_name_are_told_apart_in_a_report(tmp_path):
 
 def test_a_key_that_signs_is_told_as_before(archive, tmp_path):
     make_key(tmp_path / "lab")
-    key = private_key(tmp_path / "lab.key")
+    key = read_private_key(tmp_path / "lab.key")
     (tmp_path / "one").mkdir()
     made, sweep = swept(tmp_path / "one" / "archive", 2)
     with made:
-        export(made, [], tmp_path / "signed.zip", sign=lambda manifest: sign(manifest, key), sweeps=[sweep])
+        export_bundle(
+            made, [], tmp_path / "signed.zip", sign=lambda manifest: sign_manifest(manifest, key), sweeps=[sweep]
+        )
     where = ["--archive", f"sqlite:///{tmp_path}/archive.db", "--blobs", str(tmp_path / "blobs")]
     assert store(["add", *where, str(tmp_path / "signed.zip")]) == 0
     assert ", signed by key " in origin(archive)
-    assert replace(archive.sweeps()[0].origin, signer=None, also=()).alone() == "signed.zip"
+    assert replace(archive.sweeps()[0].origin, signer=None, also=()).description() == "signed.zip"

@@ -25,7 +25,7 @@ from experiments.runner import lock
 from store.archive import Archive, ArchiveError
 from store.blobs import Blobs
 from store.bundles import add_bundle
-from store.ledger import Ledger, skipped
+from store.ledger import Ledger, skipped_frames
 
 RECORDS = 14
 
@@ -118,9 +118,9 @@ def test_frames_of_an_earlier_round_are_no_damage(tmp_path):
     one.execute("INSERT INTO t VALUES ('last')")
     log = tmp_path / "some.db-wal"
     assert log.stat().st_size > 20 * 4096
-    assert skipped(log) == (0, 0)
+    assert skipped_frames(log) == (0, 0)
     one.close()
-    assert skipped(log) == (0, 0), "there is none"
+    assert skipped_frames(log) == (0, 0), "there is none"
 
 
 def test_settling_empties_the_log_and_says_where_a_reader_keeps_it(tmp_path, monkeypatch):
@@ -128,27 +128,27 @@ def test_settling_empties_the_log_and_says_where_a_reader_keeps_it(tmp_path, mon
     outputs = tmp_path / "outputs"
     with opened(outputs) as archive:
         add(archive, tmp_path / "one", 1)
-        assert archive.settle()
+        assert archive.flush_log()
         assert (outputs / "archive.db-wal").stat().st_size == 0
         reader = sqlite3.connect(outputs / "archive.db", isolation_level=None)
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM records").fetchone()
         add(archive, tmp_path / "two", 2)
-        assert not archive.settle()
+        assert not archive.flush_log()
         reader.execute("ROLLBACK")
-        assert archive.settle()
+        assert archive.flush_log()
         reader.close()
         assert len(archive.records()) == 2
 
 
 def test_a_line_of_the_list_that_was_cut_says_nothing(tmp_path):
     ledger = Ledger(tmp_path / "archive.db")
-    ledger.note("sweep", ["abc-def-1"])
+    ledger.add_commits("sweep", ["abc-def-1"])
     with (tmp_path / "archive.db-committed").open("a") as file:
         file.write("\nsweep abc-def-1")  # of abc-def-12
-    ledger.note("record", ["a" * 64])
-    assert ledger.missing(set()) == [("record", "a" * 64), ("sweep", "abc-def-1")]
-    assert ledger.missing({("record", "a" * 64), ("sweep", "abc-def-1")}) == []
+    ledger.add_commits("record", ["a" * 64])
+    assert ledger.missing_commits(set()) == [("record", "a" * 64), ("sweep", "abc-def-1")]
+    assert ledger.missing_commits({("record", "a" * 64), ("sweep", "abc-def-1")}) == []
 
 
 # A bundle is in or not.
@@ -206,11 +206,11 @@ def test_a_lock_that_was_let_go_is_gone_and_holds_nobody(tmp_path):
     path = tmp_path / "sweep.lock"
     first = lock.hold(path)
     assert lock.hold(path) is None
-    lock.let_go(first, path)
+    lock.release(first, path)
     assert not path.exists()
     second = lock.hold(path)
     assert second is not None
-    lock.let_go(second, path)
+    lock.release(second, path)
 
 
 def test_a_sweep_that_was_killed_before_its_report_gets_it_from_the_same_command(tmp_path):

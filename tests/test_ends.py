@@ -213,7 +213,7 @@ def test_publishing_that_is_interrupted_ends_with_130(monkeypatch, capsys):
 
     tracking = mock.MagicMock()
     monkeypatch.setattr(sync, "Tracking", lambda *_: contextlib.nullcontext(tracking))
-    monkeypatch.setattr(sync, "_publish", interrupt)
+    monkeypatch.setattr(sync, "_publish_sweeps", interrupt)
     asked = argparse.Namespace(tracking="sqlite:///mlflow.db", artifacts=None, follow=None)
     assert sync.synchronize(mock.MagicMock(), asked) == 130
     assert capsys.readouterr().err == "Stopped; `python -m reports.mlflow sync` goes on where this ended.\n"
@@ -222,8 +222,8 @@ def test_publishing_that_is_interrupted_ends_with_130(monkeypatch, capsys):
 
 def test_a_program_that_is_interrupted_ends_with_130(tmp_path):
     code = (
-        "import sys, time; from experiments.core.streams import status; print(1, file=sys.stderr, flush=True)\n"
-        "sys.exit(status('it', lambda: time.sleep(60), 'all is well'))"
+        "import sys, time; from experiments.core.streams import run_program; print(1, file=sys.stderr, flush=True)\n"
+        "sys.exit(run_program('it', lambda: time.sleep(60), 'all is well'))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     assert process.stderr.readline() == "1\n"
@@ -275,7 +275,7 @@ def test_what_is_ignored_already_stays_ignored():
     """`nohup` does so, that a command outlives its terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with local.terminating():
+        with local.interrupt_on_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGTERM)

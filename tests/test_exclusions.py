@@ -10,15 +10,15 @@ import pytest
 from test_across import Lab, facts, kept
 from test_strangers import OTHER, SAME, Listed, Planned, causes, forged, sent
 
-from experiments.__main__ import _evidence
+from experiments.__main__ import _find_evidence
 from experiments.analysis.causes import OPEN, PROVEN
 from experiments.core.canonical_json import digest
 from reports import build
 from reports.__main__ import main as report
 from store.__main__ import main as store
 from store.archive import Archive, ArchiveError
-from store.bundles import add_bundle, add_whole, export
-from store.signing import make_key, private_key, sign
+from store.bundles import add_bundle, export_bundle, import_bundle
+from store.signing import make_key, read_private_key, sign_manifest
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def ours(lab, tmp_path):
 
 
 def others(archive, sweep, tmp_path):
-    made = build.report(archive, sweep, "stem", tmp_path / "nothing")
+    made = build.make_report(archive, sweep, "stem", tmp_path / "nothing")
     return [one.name for one in made.across.others], made.text
 
 
@@ -46,12 +46,12 @@ def digests(archive, **how):
 def test_what_is_excluded_is_in_no_report_until_it_is_included_again(lab, ours, tmp_path, called):
     archive, sweep = ours
     make_key(tmp_path / "lab")
-    key = private_key(tmp_path / "lab.key")
+    key = read_private_key(tmp_path / "lab.key")
     record = lab.replay("b", OTHER, on=facts("two")).plain
-    path = sent(lab, tmp_path / "theirs.zip", record, key=lambda manifest: sign(manifest, key))
+    path = sent(lab, tmp_path / "theirs.zip", record, key=lambda manifest: sign_manifest(manifest, key))
     before = digests(archive)
     signer = (tmp_path / "lab.pub").read_bytes() and "ab" * 32
-    add_whole(archive, path, signer=signer)
+    import_bundle(archive, path, signer=signer)
     (origin,) = {one for one in archive.origins(digests(archive)).values() if one is not None}
     name = {
         "record": f"record:{digest(record.text())[:12]}",
@@ -81,7 +81,7 @@ def test_what_is_excluded_is_in_no_report_until_it_is_included_again(lab, ours, 
 def test_a_file_takes_none_of_our_own_records_out_of_sight(lab, ours, tmp_path):
     """It has brought them back: whoever excludes it does not lose what was run here."""
     archive, sweep = ours
-    export(archive, [], tmp_path / "own.zip", sweeps=[sweep])
+    export_bundle(archive, [], tmp_path / "own.zip", sweeps=[sweep])
     add_bundle(archive, tmp_path / "own.zip")
     before = digests(archive)
     archive.exclude("own.zip", "not that", "somebody")
@@ -131,12 +131,12 @@ def test_an_excluded_sweep_is_not_the_latest_and_in_no_capsule(lab, ours):
     second = archive.begin_sweep([record.spec], "a" * 64).id
     archive.add_text(record.text(), lab.bench.blobs.get, second)
     asked = Planned([record.spec])
-    assert (build.latest(archive), _evidence(archive, asked, Listed("a" * 64))) == (second, [record])
+    assert (build.latest_own_sweep(archive), _find_evidence(archive, asked, Listed("a" * 64))) == (second, [record])
     archive.exclude(second, "why", "somebody")
-    assert build.latest(archive) == first
-    assert _evidence(archive, asked, Listed("a" * 64)) == [lab.replay("a").plain]
+    assert build.latest_own_sweep(archive) == first
+    assert _find_evidence(archive, asked, Listed("a" * 64)) == [lab.replay("a").plain]
     with pytest.raises(ArchiveError, match="is excluded"):
-        archive.bundled(second)
+        archive.bundled_sweep(second)
 
 
 def test_a_published_bundle_is_excluded_by_its_manifest_and_its_records(lab, ours, tmp_path):
@@ -145,7 +145,7 @@ def test_a_published_bundle_is_excluded_by_its_manifest_and_its_records(lab, our
     path = sent(lab, tmp_path / "published" / "lab.zip", lab.replay("b", OTHER, on=facts("two")).plain)
 
     def named():
-        return [one.origin for one in build.report(archive, sweep, "stem", tmp_path / "published").across.others]
+        return [one.origin for one in build.make_report(archive, sweep, "stem", tmp_path / "published").across.others]
 
     assert named() == ["lab.zip"]
     add_bundle(archive, path)

@@ -32,6 +32,8 @@ from store.archive import Archive
 FAULTS = Path(__file__).resolve().parent / "faults"
 NAMES = sorted(path.stem for path in FAULTS.glob("*.py"))
 ISOLATIONS = ("fresh", "forked")
+PUBLISHED = "TWOFOLD_ALL" in os.environ
+"""Whether MLflow gets all of it, which takes as long as the faults do."""
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system has no /proc")
 
@@ -55,7 +57,10 @@ def sweep(folder: Path, isolation: str, *, faults: bool) -> SimpleNamespace:
         shutil.copytree(FAULTS, family, ignore=shutil.ignore_patterns("__pycache__"))
         if isolation == "fresh":
             _spare_references(family)
-    ended = run(root, f"isolation={isolation}", "passes=[plain]", "workers=2", TMPDIR=str(temporary))
+        else:
+            _shorten_timeouts(family)
+    asked = (f"isolation={isolation}", "passes=[plain]", "workers=2", *([] if PUBLISHED else ["tracking=none"]))
+    ended = run(root, *asked, TMPDIR=str(temporary))
     left = beside(root)
     with Archive.open(f"sqlite:///{root / 'outputs' / 'archive.db'}", root / "outputs" / "blobs") as archive:
         records, fetch = archive.records(), archive.fetch
@@ -81,6 +86,12 @@ def _spare_references(family: Path) -> None:
             path.write_text(path.read_text().replace("@scenario.reference\n", ""))
 
 
+def _shorten_timeouts(family: Path) -> None:
+    """A fork need not import torch before its case begins, so what hangs is waited for less."""
+    for path in family.glob("*.py"):
+        path.write_text(path.read_text().replace("timeout=15", "timeout=4"))
+
+
 @pytest.fixture(scope="module", params=[pytest.param("fresh", marks=pytest.mark.slow), "forked"])
 def swept(request, tmp_path_factory):
     made = sweep(tmp_path_factory.mktemp("faults"), request.param, faults=True)
@@ -92,7 +103,7 @@ def swept(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return sweep(tmp_path_factory.mktemp("undisturbed"), "fresh", faults=False)
+    return sweep(tmp_path_factory.mktemp("undisturbed"), "forked", faults=False)
 
 
 def beside(root: Path) -> dict[int, str]:
@@ -146,6 +157,8 @@ def test_the_sweep_of_faults_goes_on_to_its_end(swept):
 @pytest.mark.parametrize("fault", NAMES)
 def test_a_fault_ends_in_the_record_that_it_names(swept, fault):
     expected, record = named(fault, swept.isolation), record_of(swept, fault)
+    if swept.isolation == "forked" and expected.get("detail") == "after 15 seconds":
+        expected["detail"] = "after 4 seconds"
     outcome, ending = record.outcome, record.ending
     for name in ("kind", "phase", "detail", "type"):
         if name in expected:
@@ -265,6 +278,8 @@ def test_the_pages_on_faults_hold_no_control_character(swept):
     assert not CONTROL.search(swept.ended.stdout), CONTROL.search(swept.ended.stdout)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not PUBLISHED, reason="make test-all publishes the sweep of faults")
 def test_mlflow_shows_no_fault_as_running(swept):
     assert "MLflow: not" not in swept.ended.stderr
     database = swept.root / "outputs" / "mlflow.db"

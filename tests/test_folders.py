@@ -45,11 +45,11 @@ def test_removing_follows_no_link(tmp_path):
 def test_a_free_name_is_one_that_nothing_has(tmp_path, monkeypatch):
     """What stands in the way is removed, or left if that cannot be: here nothing can be removed."""
     (tmp_path / "one").mkdir()
-    assert folders.free(tmp_path / "one") == tmp_path / "one"
+    assert folders.free_path(tmp_path / "one") == tmp_path / "one"
     (tmp_path / "one").mkdir()
     (tmp_path / "one-2").touch()
     monkeypatch.setattr(folders, "remove", lambda path: not path.exists())
-    assert folders.free(tmp_path / "one") == tmp_path / "one-3"
+    assert folders.free_path(tmp_path / "one") == tmp_path / "one-3"
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a device without an end", "a link to a file", "a folder", "nothing"])
@@ -62,10 +62,10 @@ def test_only_an_ordinary_file_is_read_and_nothing_is_waited_for(tmp_path, what)
         path.mkdir()
     elif what != "nothing":
         path.symlink_to("/dev/zero" if "end" in what else tmp_path / "file")
-    assert folders.read(path, 64) is None
-    assert folders.length(path) == -1
-    assert folders.read(tmp_path / "file", 3) == "for"
-    assert folders.length(tmp_path / "file") == 7
+    assert folders.read_file(path, 64) is None
+    assert folders.file_size(path) == -1
+    assert folders.read_file(tmp_path / "file", 3) == "for"
+    assert folders.file_size(tmp_path / "file") == 7
 
 
 def test_counting_ends_beyond_what_is_allowed(tmp_path):
@@ -78,7 +78,7 @@ def test_counting_ends_beyond_what_is_allowed(tmp_path):
 
 def test_a_mended_folder_is_as_it_was_made(tmp_path):
     folders.prepare(tmp_path / "whole")
-    assert folders.mend(tmp_path / "whole") == ""
+    assert folders.repair(tmp_path / "whole") == ""
     folder = tmp_path / "harmed"
     folders.prepare(folder)
     (folder / "blobs" / "content").write_text("x")
@@ -86,7 +86,7 @@ def test_a_mended_folder_is_as_it_was_made(tmp_path):
     (folder / "stdout").unlink()
     os.mkfifo(folder / "stdout")
     (folder / "blobs").chmod(0o500)
-    assert folders.mend(folder) == "its folder of contents had lost its rights (mode 500)"
+    assert folders.repair(folder) == "its folder of contents had lost its rights (mode 500)"
     assert stat.S_ISREG((folder / "stdout").lstat().st_mode)
     assert (folder / "blobs" / "content").read_text() == "x"
     assert stat.S_IMODE((folder / "blobs").stat().st_mode) == 0o700

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import driven
 from test_sweep import project
 
 from experiments.core.agreement import rank
@@ -84,13 +83,7 @@ def swept(tmp_path_factory):
     shutil.copytree(FOOLED, scenarios, ignore=shutil.ignore_patterns("__pycache__"))
     asked = ["tracking=none", "isolation=forked", "report=false"]
     said = [
-        subprocess.run(
-            [sys.executable, "-m", "experiments", *asked, *more],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        driven(folder, *asked, *more)
         for more in ([], ["passes=[plain]"])  # the second run is to repeat the first
     ]
     with Archive.open(f"sqlite:///{folder}/outputs/archive.db", folder / "outputs" / "blobs", create=False) as archive:

@@ -178,7 +178,7 @@ def published(place: Place) -> None:
             made = replays(archive.records(sweep=sweep.id))
             rows = []
             for replay, context in zip(made, contexts(made, archive.fetch), strict=True):
-                texts = run_content.texts(replay)
+                texts = run_content.record_texts(replay)
                 rows.append(run_content.row(replay, judge(replay, context), texts))
                 page = run_content.page(replay, context, rows[-1], texts, sweep=sweep, document=archive.document)
                 assert page.digest()
@@ -332,7 +332,7 @@ def test_what_one_setting_wrote_takes_no_other_from_the_report(place, monkeypatc
         before.setattr(bounds, "refuse_excess_facts", lambda _: None)
         assert store(["add", "--no-sweep", str(path), *place.where]) == 0
     with Archive.open(place.archive, place.blobs) as archive:
-        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
+        made = build.make_report(archive, place.sweep, "stem", build.PUBLISHED)
     assert len(made.across.others) == 1
     assert [one.reason[:31] for one in made.across.failed] == ["cannot be compared: RecordError"]
 
@@ -348,7 +348,7 @@ def test_claims_that_another_setting_stops_are_decided_without_it_and_this_is_sa
 
     monkeypatch.setattr(build, "gather", fails)
     with Archive.open(place.archive, place.blobs) as archive:
-        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
+        made = build.make_report(archive, place.sweep, "stem", build.PUBLISHED)
     (told,) = [one for one in made.across.failed if one.name.startswith("claims")]
     assert told.reason == "cannot be compared: ValueError: what somebody wrote"
     assert "what somebody wrote" in made.text
@@ -367,7 +367,7 @@ def test_a_case_whose_comparison_raises_is_a_row_of_its_own(place, monkeypatch):
 
     monkeypatch.setattr(setting_comparison, "rank", raising)
     with Archive.open(place.archive, place.blobs) as archive:
-        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
+        made = build.make_report(archive, place.sweep, "stem", build.PUBLISHED)
     rules = [pair.agreement.rule for pair in made.across.pairs]
     assert [rule for rule in rules if rule.startswith("cannot")] == ["cannot be compared: OverflowError: too large"]
     assert len(rules) > 1
@@ -378,7 +378,7 @@ def test_more_settings_than_are_compared_are_said(place):
     machines = [on({"system": {"name": f"system {number}"}}) for number in range(setting_comparison.MOST_SETTINGS + 2)]
     assert store(["add", str(sent(place, *machines)), *place.where]) == 0
     with Archive.open(place.archive, place.blobs) as archive:
-        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
+        made = build.make_report(archive, place.sweep, "stem", build.PUBLISHED)
     assert len(made.across.others) == setting_comparison.MOST_SETTINGS
     most = setting_comparison.MOST_SETTINGS
     assert f"it has {most + 2} settings; the first {most} are compared" in made.text
@@ -397,7 +397,7 @@ def test_more_tensors_than_are_looked_at_are_said(place, monkeypatch):
     assert store(["add", str(path), *place.where]) == 0
     monkeypatch.setattr(setting_comparison, "LARGEST_FETCHED", 1)
     with Archive.open(place.archive, place.blobs) as archive:
-        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
+        made = build.make_report(archive, place.sweep, "stem", build.PUBLISHED)
     assert "too much of the tensors of " in made.text
 
 
@@ -406,7 +406,7 @@ def test_more_records_than_are_looked_at_are_said(place, monkeypatch):
     assert store(["add", str(path), *place.where]) == 0
     monkeypatch.setattr(build, "LARGEST_COMPARED", 100)
     with Archive.open(place.archive, place.blobs) as archive:
-        made = build.report(archive, place.sweep, "stem", build.PUBLISHED)
+        made = build.make_report(archive, place.sweep, "stem", build.PUBLISHED)
     assert "its records of these questions have " in made.text
     assert " characters; 100 more are looked at" in made.text
 

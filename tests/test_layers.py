@@ -260,7 +260,7 @@ from experiments.runner import supervisor
 sys.path.insert(0, "tests")
 import samples
 folder = Path(tempfile.mkdtemp()) / "one"
-kept = supervisor.not_run(samples.spec(), folder, "cuda")
+kept = supervisor.not_run_record(samples.spec(), folder, "cuda")
 assert record.Record.from_text((folder / "record.json").read_text()) == kept
 writer.write(folder / "one.zip", writer.members([kept.text()], lambda name: None))
 print(kept.outcome.kind)

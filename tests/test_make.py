@@ -21,8 +21,8 @@ from test_report import PLACES, Sweep, markdown_it
 from test_sweep import GOOD, project
 
 from experiments.app.make import arguments, override, patterns
-from experiments.core.shell_words import exactly
-from experiments.planning.config import register
+from experiments.core.shell_words import exact_pattern
+from experiments.planning.config import register_schemas
 from reports.mlflow import run_content
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,8 +70,15 @@ def test_hydra_takes_a_value_as_the_text_that_it_is(text):
 
 def test_a_whole_configuration_has_it_too():
     odd = "it's \\${oc.env:HOME}, é=[x]\\"
-    given = {"SCENARIO": exactly(odd), "PROVE": odd, "DEVICE": "cpu", "SUITE": "quick", "WORKERS": "3", "DRY_RUN": "1"}
-    register()
+    given = {
+        "SCENARIO": exact_pattern(odd),
+        "PROVE": odd,
+        "DEVICE": "cpu",
+        "SUITE": "quick",
+        "WORKERS": "3",
+        "DRY_RUN": "1",
+    }
+    register_schemas()
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         made = OmegaConf.to_object(hydra.compose("config", overrides=arguments("replay", given)))
     assert (made.scenarios, made.prove, made.devices[0].value) == ([odd], odd, "cpu")
@@ -82,7 +89,7 @@ def test_a_whole_configuration_has_it_too():
 @given(TEXT)
 @example(" a ")
 def test_the_name_of_a_scenario_is_read_as_one_pattern(name):
-    assert patterns(exactly(name)) == [name]
+    assert patterns(exact_pattern(name)) == [name]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +256,7 @@ def test_how_to_repeat_it_runs_what_it_says_for_any_name(checkout, name):
 def test_how_to_repeat_it_in_mlflow_does_too(checkout, name):
     case = name.strip()  # Make takes spaces before a value away, and no function is called so.
     question = samples.spec(case, scenario=f"{name}/{name}").question
-    run, snippet, _ = run_content._repeat(question, {"plain": "0" * 64}).splitlines()
+    run, snippet, _ = run_content._repeat_commands(question, {"plain": "0" * 64}).splitlines()
     _, [(_, words, _)] = told(checkout, run)
     assert read(*words) == {"scenarios": [f"{name}/{name}"], "device": "cpu"}
     _, [(_, words, _)] = told(checkout, snippet)

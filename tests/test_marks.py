@@ -496,37 +496,37 @@ def told(ran):
 @pytest.mark.parametrize("isolation", ["fresh", "forked"])
 def test_memory_that_a_phase_takes_and_gives_up_is_its_peak(lab, isolation):
     made = row(told(ran(lab, "memory", "frees_64_mib", isolation)))
-    assert 63 * MIB <= made.grown(peak=True) <= 72 * MIB
-    assert abs(made.grown(peak=False)) <= 4 * MIB
+    assert 63 * MIB <= made.growth(peak=True) <= 72 * MIB
+    assert abs(made.growth(peak=False)) <= 4 * MIB
 
 
 @pytest.mark.parametrize("isolation", ["fresh", "forked"])
 def test_memory_that_a_phase_takes_and_keeps_is_held_at_its_end(lab, isolation):
     """The 64 MiB of its warm-up lie below what there was when the phase began."""
     made = row(told(ran(lab, "memory", "keeps_64_mib", isolation)))
-    assert 63 * MIB <= made.grown(peak=False) <= 68 * MIB
-    assert 63 * MIB <= made.grown(peak=True) <= 72 * MIB
+    assert 63 * MIB <= made.growth(peak=False) <= 68 * MIB
+    assert 63 * MIB <= made.growth(peak=True) <= 72 * MIB
 
 
 def test_every_phase_has_its_own_peak(lab):
     """Backward takes 32 MiB; the 64 of the forward pass are not counted again."""
     made = row(told(ran(lab, "memory", "frees_64_mib")), "backward")
-    assert 31 * MIB <= made.grown(peak=True) <= 40 * MIB
-    assert abs(made.grown(peak=False)) <= 4 * MIB
+    assert 31 * MIB <= made.growth(peak=True) <= 40 * MIB
+    assert abs(made.growth(peak=False)) <= 4 * MIB
 
 
 def test_a_warmed_up_case_that_takes_nothing_holds_nothing(lab):
     made = row(told(ran(lab, "memory", "takes_nothing")))
-    assert 0 <= made.grown(peak=True) <= 2 * MIB
-    assert abs(made.grown(peak=False)) <= MIB
+    assert 0 <= made.growth(peak=True) <= 2 * MIB
+    assert abs(made.growth(peak=False)) <= MIB
 
 
 def test_small_pieces_that_are_free_again_are_not_held(lab):
     """The C library keeps them to hand them out again; they are given back before a size is read."""
     kept, freed = (row(told(ran(lab, "memory", case))) for case in ("keeps_many_small", "frees_many_small"))
-    assert 31 * MIB <= kept.grown(peak=False) <= 48 * MIB
-    assert abs(freed.grown(peak=False)) <= 4 * MIB
-    assert 31 * MIB <= freed.grown(peak=True) <= 48 * MIB
+    assert 31 * MIB <= kept.growth(peak=False) <= 48 * MIB
+    assert abs(freed.growth(peak=False)) <= 4 * MIB
+    assert 31 * MIB <= freed.growth(peak=True) <= 48 * MIB
 
 
 @pytest.mark.parametrize(

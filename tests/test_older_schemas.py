@@ -28,8 +28,8 @@ from experiments.core.schema_history import SCHEMA
 from experiments.core.verdict import AS_EXPECTED, contexts, judge
 from reports import build
 from store.archive import Archive
-from store.bundles import add_bundle, check_bundle, export
-from store.origins import NOT_TOLD, Origin
+from store.bundles import add_bundle, check_bundle, export_bundle
+from store.origins import UNKNOWN_ORIGIN, Origin
 
 ROOT = Path(__file__).parents[1]
 SWEEP = "f36bd4c210c2-81c465ff-1"
@@ -233,7 +233,7 @@ def test_of_an_archive_before_origins_added_sweeps_have_theirs_and_lone_records_
     )
     with Archive.open(f"sqlite:///{file}", tmp_path / "blobs") as archive:
         found = archive.origins([ours, theirs, lone])
-    assert found == {ours: None, theirs: Origin("theirs.zip", "0" * 64, "2026-01-02"), lone: NOT_TOLD}
+    assert found == {ours: None, theirs: Origin("theirs.zip", "0" * 64, "2026-01-02"), lone: UNKNOWN_ORIGIN}
     with contextlib.closing(sqlite3.connect(file)) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM arrivals ORDER BY number")]
     assert names == ["ours", "theirs", "again", theirs, lone, ours]
@@ -258,7 +258,7 @@ def test_an_older_archive_still_guards_what_it_keeps(archive, outputs):
 def test_an_older_record_is_taken_in_by_another_archive(archive, texts, tmp_path):
     """One by one and in a bundle, with its own digest."""
     names = sorted(map(digest, texts))
-    export(archive, names, tmp_path / "sent.zip")
+    export_bundle(archive, names, tmp_path / "sent.zip")
     assert check_bundle(tmp_path / "sent.zip") == []
     with Archive.open(f"sqlite:///{tmp_path}/bundle.db", tmp_path / "bundle") as other:
         assert add_bundle(other, tmp_path / "sent.zip") == names
@@ -271,8 +271,8 @@ def test_an_older_record_is_taken_in_by_another_archive(archive, texts, tmp_path
 
 def test_a_report_on_an_older_sweep_is_written(archive, tmp_path):
     """The machine document of then lacks what a newer one tells."""
-    text = build.write(archive, SWEEP, tmp_path / "first").read_text()
-    assert text == build.write(archive, SWEEP, tmp_path / "again").read_text()
+    text = build.write_report(archive, SWEEP, tmp_path / "first").read_text()
+    assert text == build.write_report(archive, SWEEP, tmp_path / "again").read_text()
     for cell in archive.cells():
         assert cell.digest in text
     for part in ("one_context_given_twice", "chosen_for_both_runs", "as expected"):

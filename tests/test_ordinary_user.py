@@ -48,7 +48,7 @@ def somebody():
         return
     program = shutil.which("setpriv") or missing("the program setpriv")
     change = [program, f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups", "--inh-caps=-all"]
-    with folders.temporary("twofold-python-", Path("/tmp")) as folder:
+    with folders.temporary_folder("twofold-python-", Path("/tmp")) as folder:
         folder.chmod(0o755)
         for python in interpreters(folder):
             if subprocess.run([*change, python, "-c", TRIED], cwd="/", capture_output=True).returncode == 0:
@@ -202,7 +202,7 @@ def test_the_rights_of_the_sweep_s_folder_are_given_back(somebody, home):
     root = given(home, above=ABOVE)
     handed_over(home)
     for _ in range(2):
-        status, said = run(somebody, root, "isolation=fresh", "workers=1")
+        status, said = run(somebody, root, "isolation=forked", "workers=1")
         assert status == 0, said
         assert nothing_left(root)
 
@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_read_is_the_end_of_its_case_alone(lab_spec, hom
     )
     assert Record.from_text((running.folder / "record.json").read_text()) == record
     with being_somebody():
-        assert folders.free(scratch / "one") == scratch / "one-2", "what was archived makes room for the next"
+        assert folders.free_path(scratch / "one") == scratch / "one-2", "what was archived makes room for the next"
     assert (scratch / "one" / "blobs" / "inside").is_dir()
 
 

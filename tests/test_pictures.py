@@ -18,12 +18,12 @@ from PIL import Image
 
 from experiments.core.canonical_json import digest
 from experiments.planning import catalogue
-from experiments.planning.config import register
+from experiments.planning.config import register_schemas
 from experiments.planning.plan import plan
 from reports import build, pictures
 from reports.build import ReportError
-from reports.markdown.elements import compared
-from reports.pictures import CHART, DRAWN, PAGE, REPORT, TEXT, page
+from reports.markdown.elements import coverage_text
+from reports.pictures import CHART, DRAWN, PAGE, REPORT, TEXT, draw_page
 from reports.setting_comparison import Distances
 from store import bundles
 
@@ -101,7 +101,7 @@ def test_every_digest_in_the_picture_is_of_a_published_record():
     assert all(line in text for line in about[TEXT].splitlines())
     named = set(re.findall(r"`([0-9a-f]{12})`", about[TEXT]))
     assert named
-    with bundles.read(bundled(report)) as found:
+    with bundles.read_bundle(bundled(report)) as found:
         known = {name[:12] for name in found.digests}
     assert named <= known
 
@@ -121,11 +121,11 @@ def undocumented(text: str) -> set[str]:
 
 
 def test_the_picture_is_of_the_last_page_on_a_note_up_to_where_it_cannot_be_drawn():
-    lines = said(page(REPORTED, "r.md"))[TEXT].splitlines()
+    lines = said(draw_page(REPORTED, "r.md"))[TEXT].splitlines()
     assert lines[0] == "## The note in one page"
     assert lines[-1] == "- **B2** It is not so. — none of it. [`aaaaaaaaaaaa`]"
     other = REPORTED + "\n## Another note\n\n- **C1** Last. [`bbbbbbbbbbbb`]\n\n## Digests\n\n- **no** claim\n"
-    assert said(page(other, "r.md"))[TEXT].splitlines() == ["## Another note", "- **C1** Last. [`bbbbbbbbbbbb`]"]
+    assert said(draw_page(other, "r.md"))[TEXT].splitlines() == ["## Another note", "- **C1** Last. [`bbbbbbbbbbbb`]"]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_the_picture_is_of_the_last_page_on_a_note_up_to_where_it_cannot_be_draw
 )
 def test_another_report_makes_another_picture(old, new):
     """The last is not drawn, but the report's digest is."""
-    first, second = page(REPORTED, "r.md"), page(REPORTED.replace(old, new), "r.md")
-    assert first == page(REPORTED, "r.md")
+    first, second = draw_page(REPORTED, "r.md"), draw_page(REPORTED.replace(old, new), "r.md")
+    assert first == draw_page(REPORTED, "r.md")
     assert first != second
     assert said(first)[REPORT] == digest(REPORTED) != said(second)[REPORT]
     assert said(first)[DRAWN] == f"matplotlib {mpl.__version__}"
@@ -154,7 +154,7 @@ def drawn(monkeypatch, make) -> list[str]:
 
 
 def test_markup_of_the_report_is_drawn_and_not_shown(monkeypatch):
-    words = drawn(monkeypatch, lambda: page(REPORTED, "r.md"))
+    words = drawn(monkeypatch, lambda: draw_page(REPORTED, "r.md"))
     joined = " ".join(words)
     assert "B1 It is so [as said] & measured." in joined
     assert "[ 0123456789ab ba9876543210 and 2 more]" in joined
@@ -165,22 +165,22 @@ def test_markup_of_the_report_is_drawn_and_not_shown(monkeypatch):
 def test_a_long_page_is_cut_between_its_lines_and_says_so(monkeypatch):
     items = "\n".join(f"- **B{number}** {'word ' * 60}[`{number:012x}`]" for number in range(3, 40))
     text = REPORTED.replace("| a | table |", items)
-    content = page(text, "r.md")
+    content = draw_page(text, "r.md")
     lines = said(content)[TEXT].splitlines()
     assert all(line in text.splitlines() for line in lines)
     left = len([line for line in text.partition("## ")[2].splitlines() if line]) - len(lines)
     assert left > 20
-    assert f"{left} more lines there." in " ".join(drawn(monkeypatch, lambda: page(text, "r.md")))
+    assert f"{left} more lines there." in " ".join(drawn(monkeypatch, lambda: draw_page(text, "r.md")))
     assert Image.open(io.BytesIO(content)).height <= pictures.HEIGHT + 80
 
 
 def test_a_report_without_a_page_on_a_note_or_a_chart_is_refused(tmp_path):
     with pytest.raises(ReportError, match="no page on a note"):
-        page("# Evidence report\n\n## Verdicts\n", "r.md")
+        draw_page("# Evidence report\n\n## Verdicts\n", "r.md")
     report = tmp_path / "r.md"
     report.write_text(REPORTED, encoding="utf-8")
     with pytest.raises(ReportError, match=r"r-machines\.png is not beside r\.md"):
-        pictures.write(report)
+        pictures.write_pictures(report)
     assert pictures.main([str(report)]) == 2
     assert not (tmp_path / PAGE).exists()
 
@@ -191,7 +191,7 @@ def test_pictures_are_written_beside_their_report_under_names_that_stay(tmp_path
     report.write_text(REPORTED, encoding="utf-8")
     assert pictures.main([str(report)]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / PAGE), str(tmp_path / CHART)]
-    assert (tmp_path / PAGE).read_bytes() == page(REPORTED, "r.md")
+    assert (tmp_path / PAGE).read_bytes() == draw_page(REPORTED, "r.md")
     assert (tmp_path / CHART).read_bytes() == (EVIDENCE / CHART).read_bytes()
 
 
@@ -219,7 +219,7 @@ def test_the_chart_says_how_many_cases_it_leaves_out(monkeypatch):
     ],
 )
 def test_cases_left_out_are_counted_in_words(counts, text):
-    assert compared(*counts) == text
+    assert coverage_text(*counts) == text
 
 
 # Figures in the README's text.
@@ -273,16 +273,16 @@ def test_the_minutes_of_a_first_run_are_those_of_the_published_records():
 
 
 def measured_minutes() -> float:
-    register()
+    register_schemas()
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = OmegaConf.to_object(hydra.compose("config", overrides=["device=cpu"]))
     (report,) = {reports()[said((EVIDENCE / name).read_bytes())[REPORT]] for name in (PAGE, CHART)}
     took = defaultdict(list)
-    with bundles.read(bundled(report)) as found:
+    with bundles.read_bundle(bundled(report)) as found:
         for record in found.records:
             asked = record.spec.question
             took[asked.scenario, asked.label(), asked.pass_].append(record.ending.duration)
-    asked = [spec.question for spec in plan(cfg, catalogue.cached()).specs]
+    asked = [spec.question for spec in plan(cfg, catalogue.read_cached()).specs]
     spent = [took[one.scenario, one.label(), one.pass_] for one in asked]
     assert sum(bool(many) for many in spent) > 0.9 * len(spent), "the evidence is of other scenarios: publish again"
     return sum(statistics.median(many) for many in spent if many) / 2 / 60
@@ -294,10 +294,12 @@ def measured_minutes() -> float:
 def test_what_is_measured_and_takes_long_says_so_in_its_mark():
     """A plan is static, so a mark tells what is run once; the published durations tell whether it is right."""
     cases = {
-        (entry.name, case["name"]): case["measured"] for entry in catalogue.cached().entries for case in entry.cases
+        (entry.name, case["name"]): case["measured"]
+        for entry in catalogue.read_cached().entries
+        for case in entry.cases
     }
     took: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with bundles.read(bundled(reports()[said((EVIDENCE / PAGE).read_bytes())[REPORT]])) as found:
+    with bundles.read_bundle(bundled(reports()[said((EVIDENCE / PAGE).read_bytes())[REPORT]])) as found:
         for record in found.records:
             kinds = {expectation["kind"] for expectation in record.spec.mark.expectations}
             asked = record.spec.question

@@ -24,7 +24,7 @@ from experiments.planning.config import (
     SeriesConfig,
     Sources,
     Suite,
-    register,
+    register_schemas,
 )
 from experiments.planning.overrides import refusal
 from experiments.planning.plan import plan
@@ -114,7 +114,7 @@ def labels(made, **wanted):
 
 @pytest.fixture(scope="module")
 def real():
-    return catalogue.cached()
+    return catalogue.read_cached()
 
 
 def resolves(made):
@@ -681,7 +681,7 @@ def test_the_borders_are_allowed():
 
 @pytest.fixture(scope="module", autouse=True)
 def _schemas():
-    register()
+    register_schemas()
 
 
 @pytest.fixture(autouse=True)

@@ -548,7 +548,7 @@ def test_a_writer_that_has_stopped_does_not_stop_the_others(archive, database, t
 
 def interrupted(archive, interrupt):
     """An add in whose middle something happens."""
-    with archive._database.writing() as connection:
+    with archive._database.write_transaction() as connection:
         rows = [{"digest": digest(name.encode()), "kind": "source", "text": name} for name in ("one", "two")]
         connection.execute(insert(DocumentRow), rows[:1])
         interrupt()

@@ -13,7 +13,7 @@ import test_plan
 from test_sweep import project, rows, run
 
 from experiments.planning.config import ConfigError
-from experiments.planning.plan import joined, plan
+from experiments.planning.plan import join_plans, plan
 
 SCENARIO = '''"""One case depends on the threads, one on what no record tells."""
 
@@ -151,7 +151,7 @@ def both():
 def test_a_joined_plan_holds_the_cases_of_each_as_often_as_it_is_asked_to():
     control, flip = both()
     cases = {control.specs[0].question.case_digest(), control.specs[-1].question.case_digest()}
-    made = joined([control, flip], cases, 2)
+    made = join_plans([control, flip], cases, 2)
     assert {spec.question.case_digest() for spec in made.specs} == cases
     assert len({spec.digest() for spec in made.specs}) == len(made.specs)
     counted = Counter((spec.setting.environment, spec.setting.repeat) for spec in made.specs)
@@ -163,11 +163,11 @@ def test_a_joined_plan_holds_the_cases_of_each_as_often_as_it_is_asked_to():
 def test_what_a_case_lacks_is_known_of_its_repeats_too():
     control = plan(test_plan.config(devices=[test_plan.Device.cuda]), test_plan.listed())
     assert control.missing, "there is no CUDA device in the catalogue of the tests"
-    made = joined([control], {spec.question.case_digest() for spec in control.specs}, 3)
+    made = join_plans([control], {spec.question.case_digest() for spec in control.specs}, 3)
     assert len(made.missing) == 3 * sum(not spec.setting.repeat for spec in control.specs)
     assert made.missing.keys() <= {spec.digest() for spec in made.specs}
 
 
 def test_a_joined_plan_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="changed since"):
-        joined(both(), {"0" * 64}, 2)
+        join_plans(both(), {"0" * 64}, 2)

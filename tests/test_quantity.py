@@ -2,7 +2,14 @@
 
 import pytest
 
-from experiments.core.quantities import counted, median_and_range, share, significant, with_error, with_range
+from experiments.core.quantities import (
+    format_count,
+    format_share,
+    format_significant,
+    median_and_range,
+    range_cell,
+    value_and_error,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +27,7 @@ from experiments.core.quantities import counted, median_and_range, share, signif
     ],
 )
 def test_two_digits_are_shown_of_a_measured_figure(value, shown):
-    assert significant(value) == shown
+    assert format_significant(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -35,7 +42,7 @@ def test_two_digits_are_shown_of_a_measured_figure(value, shown):
     ],
 )
 def test_a_share_is_never_rounded_to_nothing_or_to_all(part, whole, shown):
-    assert share(part, whole) == shown
+    assert format_share(part, whole) == shown
 
 
 def test_a_figure_of_one_run_says_so():
@@ -50,7 +57,7 @@ def test_a_figure_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one measurement"):
         median_and_range([])
     with pytest.raises(ValueError, match="at least one measurement"):
-        with_range([])
+        range_cell([])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,7 @@ def test_a_figure_of_nothing_is_refused():
     ],
 )
 def test_a_cell_of_a_table_says_how_often_it_was_measured(values, shown):
-    assert with_range(values) == shown
+    assert range_cell(values) == shown
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,7 @@ def test_a_cell_of_a_table_says_how_often_it_was_measured(values, shown):
     ],
 )
 def test_an_error_leaves_its_value_the_digits_that_it_does_not_blur(value, error, shown):
-    assert with_error(value, error) == shown
+    assert value_and_error(value, error) == shown
 
 
 @pytest.mark.parametrize(
@@ -95,11 +102,11 @@ def test_an_error_leaves_its_value_the_digits_that_it_does_not_blur(value, error
     ],
 )
 def test_an_error_that_says_nothing_is_not_printed_as_zero(value, error, shown):
-    assert with_error(value, error) == shown
+    assert value_and_error(value, error) == shown
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(2097152.0, "2097152"), (0.0, "0"), (0.125, "0.125"), (1.23456, "1.23"), (float("nan"), "nan")]
 )
 def test_what_is_counted_keeps_every_digit(value, shown):
-    assert counted(value) == shown
+    assert format_count(value) == shown

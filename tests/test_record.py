@@ -13,7 +13,7 @@ import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.core.canonical_json import RecordError, canonical, digest, number, parse, printable
+from experiments.core.canonical_json import RecordError, canonical, digest, number, parse, printable_text
 from experiments.core.environment import machine_identity, recorded_variables
 from experiments.core.expectations import expectation_to_json
 from experiments.core.observation import Observed, Operator, Output, StateChange
@@ -22,7 +22,7 @@ from experiments.core.record import Record
 from experiments.core.replay import Replay, replays
 from experiments.core.sampling import SAMPLES, sample_positions
 from experiments.core.schema_history import SCHEMA
-from experiments.core.spec import Spec, case_label, with_attempt
+from experiments.core.spec import Spec, case_label, spec_of_attempt
 from experiments.scenario import varies
 
 few = settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -117,7 +117,7 @@ def test_what_json_cannot_carry_is_a_string(value, shown):
 
 def test_a_lone_surrogate_becomes_its_escape():
     assert canonical("a\ud800b") == '"a\\\\ud800b"'
-    assert printable("a\ud800b") == "a\\ud800b"
+    assert printable_text("a\ud800b") == "a\\ud800b"
     assert canonical({"\udfff": 1}).encode("utf-8")
 
 
@@ -549,8 +549,8 @@ def test_passes_share_a_case_and_attempts_share_a_replay():
     profiled = samples.spec(pass_="profiled")
     assert asked.question.digest() != profiled.question.digest()
     assert asked.question.case_digest() == profiled.question.case_digest()
-    assert asked.replay_digest() == profiled.replay_digest() == with_attempt(asked, 3).replay_digest()
-    assert asked.digest() != with_attempt(asked, 3).digest()
+    assert asked.replay_digest() == profiled.replay_digest() == spec_of_attempt(asked, 3).replay_digest()
+    assert asked.digest() != spec_of_attempt(asked, 3).digest()
     assert asked.replay_digest() != samples.spec(repeat=1).replay_digest()
 
 

@@ -23,7 +23,7 @@ from reports.claims.findings import gather
 from reports.claims.notes import Note
 from reports.claims.registry import CLAIMS, decide
 from reports.comparison import compare, record_digests
-from reports.markdown.sweep import render
+from reports.markdown.sweep import render_report
 
 markdown_it = pytest.importorskip("markdown_it", reason="what markdown means is asked of a parser")
 
@@ -150,7 +150,7 @@ class Sweep:
                 Ruling("supported", self.words["reason"], ("a" * 64,)),
             )
         ]
-        return render(self.words["sweep"], self.made, self.comparison(), rulings)
+        return render_report(self.words["sweep"], self.made, self.comparison(), rulings)
 
 
 @pytest.fixture(scope="module")
@@ -252,8 +252,8 @@ def test_sections_stand_in_the_order_in_which_they_are_read(report):
 def test_what_rests_on_records_that_are_kept_elsewhere_is_said_and_where_they_are():
     made = Sweep()
     names = ["b" * 64, "a" * 64]
-    alone = render("s", made.made, made.comparison(), [])
-    beside = render("s", made.made, made.comparison(), [], elsewhere={"there.zip": names})
+    alone = render_report("s", made.made, made.comparison(), [])
+    beside = render_report("s", made.made, made.comparison(), [], elsewhere={"there.zip": names})
     assert "each is named by its digest at the end." in alone.splitlines()[2]
     assert "other settings" not in alone
     assert "What is said of other settings rests on records that are kept elsewhere" in beside.splitlines()[2]
@@ -272,7 +272,8 @@ def test_verdicts_are_counted_and_listed(report):
 
 def test_the_ledger_has_every_claim_with_its_ruling(sweep):
     rulings = decide(gather(sweep.made, sweep.bench.blobs.get, sweep.bench.machines))
-    text = section(render("s", sweep.made, sweep.comparison(), rulings), "The checkpoint attention note in one page")
+    report = render_report("s", sweep.made, sweep.comparison(), rulings)
+    text = section(report, "The checkpoint attention note in one page")
     rows = [line.split("**")[1] for line in text.splitlines() if line.startswith("- **")]
     assert rows == [f"A{number}" for number in range(1, 14)]
     assert rows == [claim.id for claim in CLAIMS if claim.note.name == "checkpoint attention note"]
@@ -404,13 +405,13 @@ def test_names_in_commands_are_quoted(words):
 
 
 def test_without_replays_there_is_still_a_report():
-    text = render("none", [], compare([], lambda _: None, {}, {}), [])
+    text = render_report("none", [], compare([], lambda _: None, {}, {}), [])
     assert "0 records" in text
     assert "Asked of torch `unknown`" in text
 
 
 def test_without_replays_no_sentence_is_left_open():
-    assert "Replays: ." not in render("none", [], compare([], lambda _: None, {}, {}), [])
+    assert "Replays: ." not in render_report("none", [], compare([], lambda _: None, {}, {}), [])
 
 
 def test_records_that_were_read_back_give_the_same_report(sweep, report):

@@ -25,7 +25,7 @@ from reports.__main__ import main
 from reports.sources import BundleSource
 from store.__main__ import main as store
 from store.archive import Archive, ArchiveError
-from store.bundles import add_bundle, export
+from store.bundles import add_bundle, export_bundle
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,7 +44,7 @@ def sent(lab, place, name, *replays):
     """A bundle of a sweep of these replays, made elsewhere, and the sweep."""
     archive, sweep = kept(place, name, *(one.plain for one in replays), bench=lab.bench)
     with archive:
-        export(archive, [], place / f"{name}.zip", sweeps=[sweep])
+        export_bundle(archive, [], place / f"{name}.zip", sweeps=[sweep])
     return place / f"{name}.zip", sweep
 
 
@@ -112,8 +112,8 @@ def test_the_report_on_a_bundle_is_that_on_its_sweep(place, ours):
     path, sweep = ours
     with Archive.open(f"sqlite:///{place}/ours.db", place / "ours") as archive, BundleSource(path) as source:
         for published in (None, place / "published"):
-            made = build.report(archive, sweep, "stem", published)
-            assert build.report(source, sweep, "stem", published).text == made.text
+            made = build.make_report(archive, sweep, "stem", published)
+            assert build.make_report(source, sweep, "stem", published).text == made.text
 
 
 def test_what_is_changed_in_a_bundle_changes_its_report(place, ours, capsys):
@@ -144,7 +144,7 @@ def test_of_an_older_bundle_of_two_computers_one_is_the_subject(place, capsys):
     replays = [lab.replay("a"), lab.replay("b"), lab.replay("a", (1.0, 9.0), on=there)]
     with Archive.open(f"sqlite:///{place}/both.db", place / "both") as archive:
         names = [archive.add_text(one.plain.text(), lab.bench.blobs.get) for one in replays]
-        export(archive, names, place / "both.zip")
+        export_bundle(archive, names, place / "both.zip")
     with BundleSource(place / "both.zip") as source:
         assert {one.observation.machine for one in source.records(sweep="both")} == {replays[0].machine}
         assert len(source.records(sweep="both")) == 2
@@ -286,7 +286,7 @@ def test_a_stranger_s_sweep_is_never_the_latest_of_this_computer(place, theirs):
         add_bundle(archive, theirs[0])
         assert len(archive.sweeps()) == 2
         assert archive.sweeps()[-1].id != own or archive.sweeps()[0].id != own
-        assert build.latest(archive) == build.latest_of_all(archive).id == own
+        assert build.latest_own_sweep(archive) == build.latest_sweep(archive).id == own
 
 
 def test_of_added_sweeps_the_one_that_was_added_last_is_taken(place, ours, theirs):
@@ -294,9 +294,9 @@ def test_of_added_sweeps_the_one_that_was_added_last_is_taken(place, ours, their
     with Archive.open(f"sqlite:///{place}/here.db", place / "here") as archive:
         for path, sweep in (theirs, ours):
             add_bundle(archive, path)
-            assert build.latest_of_all(archive).id == sweep
+            assert build.latest_sweep(archive).id == sweep
         with pytest.raises(build.ReportError, match="no sweep yet that was run here"):
-            build.latest(archive)
+            build.latest_own_sweep(archive)
 
 
 def test_a_sweep_that_the_file_has_not_is_a_sentence(ours):

@@ -57,8 +57,8 @@ RECORDS = {
 
 def test_the_published_schema_is_that_of_this_version():
     """`python -m store.json_schema > store/record.schema.json` after any change of a field."""
-    assert PUBLISHED.read_text(encoding="utf-8") == json_schema.text()
-    assert json_schema.schema()["properties"]["schema"] == {"const": SCHEMA}
+    assert PUBLISHED.read_text(encoding="utf-8") == json_schema.schema_text()
+    assert json_schema.record_schema()["properties"]["schema"] == {"const": SCHEMA}
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -141,6 +141,6 @@ def test_every_ending_is_known(validator):
 
 def test_the_meaning_of_fields_is_published():
     """Whoever reads a bundle without this code finds what a field means beside it."""
-    properties = json_schema.schema()["properties"]["spec"]["properties"]["setting"]["properties"]
+    properties = json_schema.record_schema()["properties"]["spec"]["properties"]["setting"]["properties"]
     assert properties["timeout"]["description"] == "Seconds until the process group is ended."
-    assert "pass" in json_schema.schema()["properties"]["spec"]["properties"]["question"]["properties"]
+    assert "pass" in json_schema.record_schema()["properties"]["spec"]["properties"]["question"]["properties"]

@@ -11,15 +11,15 @@ import pytest
 import samples
 from matplotlib.figure import Figure
 
-from experiments.analysis.series import Expected, Series, fit, measured, points, unmeasured
+from experiments.analysis.series import Expected, Series, fit_power_law, measured_series, points, unmeasured_series
 from experiments.core.canonical_json import canonical, parse
 from experiments.core.observation import Memory, Observed
 from experiments.core.record import Record
 from experiments.core.replay import Replay
 from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
 from reports.comparison import compare
-from reports.figures import curve_name, draw, draw_shares, scale
-from reports.markdown.sweep import render
+from reports.figures import curve_name, draw_series, draw_shares, scale
+from reports.markdown.sweep import render_report
 from reports.mlflow import run_content
 from reports.mlflow.tracking import Tracking
 
@@ -55,7 +55,7 @@ def replay(case: str, keys, grown: int | None, series: Series = SERIES, **change
 
 
 def found(*replays: Replay):
-    return measured(point for one in replays for point in points(one))
+    return measured_series(point for one in replays for point in points(one))
 
 
 def squares(exponent: float = 2.0, case: str = "dense"):
@@ -64,7 +64,7 @@ def squares(exponent: float = 2.0, case: str = "dense"):
 
 @pytest.mark.parametrize(("exponent", "factor"), [(2.0, 3.25), (1.0, 1e-6), (0.0, 7.0), (-1.5, 1e12), (3.0, 1.0)])
 def test_a_power_law_is_found_exactly(exponent, factor):
-    made = fit([(x, factor * x**exponent) for x in KEYS])
+    made = fit_power_law([(x, factor * x**exponent) for x in KEYS])
     assert made.exponent == pytest.approx(exponent, abs=1e-9)
     assert made.factor == pytest.approx(factor, rel=1e-9)
     assert made.error == pytest.approx(0, abs=1e-9)
@@ -75,7 +75,7 @@ def test_the_error_of_an_exponent_is_about_how_far_it_is_off():
     generator = random.Random(1729)
     inside = 0
     for _ in range(400):
-        made = fit([(x, x**2 * 2 ** generator.gauss(0, 0.1)) for x in range(10, 40)])
+        made = fit_power_law([(x, x**2 * 2 ** generator.gauss(0, 0.1)) for x in range(10, 40)])
         inside += abs(made.exponent - 2) <= 2 * made.error
     assert 360 <= inside <= 396
 
@@ -93,7 +93,7 @@ def test_the_error_of_an_exponent_is_about_how_far_it_is_off():
     ],
 )
 def test_too_few_places_give_no_fit(pairs):
-    assert fit(pairs) is None
+    assert fit_power_law(pairs) is None
 
 
 @pytest.mark.parametrize(
@@ -180,17 +180,17 @@ def test_no_error_is_printed_as_zero(exponent):
     assert float(error) > 0
     assert len(value.partition(".")[2]) == len(error.partition(".")[2])
     assert shown in one.curves[0].reason
-    assert shown in render("s", squares(), replace(compare(squares(), {}.get, {}, {}), series=(one,)), [])
+    assert shown in render_report("s", squares(), replace(compare(squares(), {}.get, {}, {}), series=(one,)), [])
 
 
 def test_the_report_shows_medians_their_range_and_how_many_runs_there_were():
     runs = [
         one for keys in KEYS for one in repeated(*(13 * keys**2 + more for more in (0, 2**20, 5 * 2**20)), keys=keys)
     ]
-    text = render("s", runs, compare(runs, {}.get, {}, {}), [])
+    text = render_report("s", runs, compare(runs, {}.get, {}, {}), [])
     assert "| 1024 | 14.0 (3 runs, 13.0 to 18.0) | 4 | 3.5 (3 runs, 3.2 to 4.5) |" in text
     assert "- `dense`, medians of 3 runs at each place: exponent 1.9" in text
-    fewer = render("s", runs[1:], compare(runs[1:], {}.get, {}, {}), [])
+    fewer = render_report("s", runs[1:], compare(runs[1:], {}.get, {}, {}), [])
     assert "| 1024 | 16.0 (2 runs, 14.0 to 18.0) |" in fewer
     assert "medians of 2 to 3 runs" in fewer
 
@@ -198,8 +198,8 @@ def test_the_report_shows_medians_their_range_and_how_many_runs_there_were():
 def test_an_image_shows_the_range_of_several_runs():
     one, several = found(*repeated(20)), found(*repeated(10, 20, 30))
     wider = found(*repeated(5, 20, 30))
-    assert len({draw(made[0]) for made in (one, several, wider)}) == 3
-    assert all(draw(made[0]) == draw(made[0]) for made in (one, several))
+    assert len({draw_series(made[0]) for made in (one, several, wider)}) == 3
+    assert all(draw_series(made[0]) == draw_series(made[0]) for made in (one, several))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_ticks_are_plain_numbers(monkeypatch, places, grown):
     figures = []
     savefig = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), savefig(self, *a, **k))[1])
-    draw(found(*(replay("dense", at, size, replace(SERIES, line="")) for at, size in zip(places, grown)))[0])
+    draw_series(found(*(replay("dense", at, size, replace(SERIES, line="")) for at, size in zip(places, grown)))[0])
     draw_shares("t", [("a", (1, 2)), ("b", (0, 0))], ("same", "more"), "elements")
     assert len(figures) == 2
     words = ["", "a", "b", *(at for at in places if isinstance(at, str))]
@@ -283,15 +283,15 @@ def test_a_series_survives_its_record():
 
 def test_an_image_has_the_same_bytes_for_the_same_points_and_others_for_others():
     (one,), (other,) = found(*squares()), found(*squares(1.9))
-    assert draw(one) == draw(one)
-    assert draw(one) != draw(other)
-    assert draw(one).startswith(b"\x89PNG")
+    assert draw_series(one) == draw_series(one)
+    assert draw_series(one) != draw_series(other)
+    assert draw_series(one).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("place", ["float32", 0, -1, 1e-9, 2**60])
 def test_every_place_can_be_drawn(place):
     (one,) = found(replay("sparse", place, 5, replace(SERIES, line="")))
-    assert draw(one).startswith(b"\x89PNG")
+    assert draw_series(one).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -313,18 +313,18 @@ def test_a_unit_is_one_that_people_read(unit, value, expected):
 def test_the_report_has_the_figure_its_points_and_its_verdict():
     made = [*squares(), *squares(1.0, "sparse")]
     comparison = compare(made, {}.get, {}, {})
-    text = render("s", made, comparison, [], images={"memory": "s-memory.png"})
+    text = render_report("s", made, comparison, [], images={"memory": "s-memory.png"})
     assert "![Memory over keys](s-memory.png)" in text
     assert "expected 2 within 0.1: **as expected**" in text
     assert "| 8192 | 830 (one run) |" in text
     assert "| 256 | 3.2 (one run) |" in text
-    assert "![" not in render("s", made, comparison, [])
+    assert "![" not in render_report("s", made, comparison, [])
 
 
 def test_hostile_names_change_no_structure():
     series = replace(SERIES, title="a](http://x) <b> | `c`\n# d", cases=("`|\n# x", "sparse"))
     made = [replay("`|\n# x", keys, keys, series) for keys in KEYS]
-    text = render("s", made, compare(made, {}.get, {}, {}), [], images={"memory": "s.png"})
+    text = render_report("s", made, compare(made, {}.get, {}, {}), [], images={"memory": "s.png"})
     assert "\n# d" not in text
     assert "\n# x" not in text
     assert "<b>" not in text
@@ -370,7 +370,7 @@ def test_mlflow_has_metrics_over_steps_an_exponent_and_an_image(tmp_path: Path):
         assert run.data.metrics["series/memory/dense/cpu/exponent"] == pytest.approx(2.0, abs=1e-6)
         assert "memory.png" in [one.path for one in client.list_artifacts(run.info.run_id)]
     (image,) = (tmp_path / "artifacts").rglob("memory.png")
-    assert image.read_bytes() == draw(found(*squares(), *squares(1.0, "sparse"))[0])
+    assert image.read_bytes() == draw_series(found(*squares(), *squares(1.0, "sparse"))[0])
 
 
 def test_mlflow_has_the_medians_of_repeats():
@@ -392,7 +392,7 @@ def test_places_that_are_no_whole_numbers_are_numbered():
 
 
 def _row(one: Replay):
-    return run_content.row(one, Verdict(AS_EXPECTED, ()), run_content.texts(one))
+    return run_content.row(one, Verdict(AS_EXPECTED, ()), run_content.record_texts(one))
 
 
 def test_points_are_part_of_a_pages_digest():
@@ -420,7 +420,7 @@ def test_a_series_that_cannot_be_read_is_drawn_by_nobody_and_stops_nothing(chang
     asked = samples.spec("dense", parameters={"keys": 64}, series=({**SERIES.to_json(), **change}, {}))
     one = Replay({"plain": samples.record(asked=asked)})
     assert points(one) == []
-    assert "Measured over" not in render("s", [one], compare([one], {}.get, {}, {}), [])
+    assert "Measured over" not in render_report("s", [one], compare([one], {}.get, {}, {}), [])
 
 
 def test_two_series_of_one_name_stay_apart():
@@ -446,15 +446,15 @@ def test_a_value_that_cannot_be_drawn_is_no_point(value):
 def test_any_text_can_be_drawn(text):
     series = replace(SERIES, title=text, unit=text, line="scores, bytes", cases=(text, "sparse"), parameter="keys")
     made = [replay(text, keys, 13 * keys, series) for keys in KEYS]
-    assert draw(found(*made)[0]).startswith(b"\x89PNG")
+    assert draw_series(found(*made)[0]).startswith(b"\x89PNG")
 
 
 def test_a_series_that_nothing_has_measured_is_said():
     """A misspelt measure is taken for the name of an observed number, which nobody observed."""
     misspelt = replace(SERIES, measure="forward peek")
     made = [replay("dense", keys, keys, misspelt) for keys in KEYS]
-    assert unmeasured(made) == [misspelt]
-    assert unmeasured(squares()) == []
-    text = render("s", made, compare(made, {}.get, {}, {}), [])
+    assert unmeasured_series(made) == [misspelt]
+    assert unmeasured_series(squares()) == []
+    text = render_report("s", made, compare(made, {}.get, {}, {}), [])
     assert "no case of it has measured 'forward peek'" in text
-    assert "forward peek" not in render("s", squares(), compare(squares(), {}.get, {}, {}), [])
+    assert "forward peek" not in render_report("s", squares(), compare(squares(), {}.get, {}, {}), [])

@@ -148,7 +148,7 @@ def test_where_artifacts_are_sent(address: str, allowed: Path | None, *, refused
 
 def test_a_time_limit_is_left_as_it_was_found():
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(server_module.TooLate), server_module.within(0.05):
+    with pytest.raises(server_module.TooLate), server_module.limit_time(0.05):
         time.sleep(10)
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -159,7 +159,7 @@ def test_other_threads_have_no_time_limit():
     seen: list[str] = []
 
     def wait() -> None:
-        with server_module.within(0.01):
+        with server_module.limit_time(0.01):
             time.sleep(0.05)
             seen.append("whole")
 

@@ -45,7 +45,7 @@ MANIFEST = canonical(
 OURS = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 THEIRS = Ed25519PrivateKey.from_private_bytes(b"b" * 32)
 ANNA = signing.key_id(OURS.public_key())
-SIGNED = signing.sign(MANIFEST, OURS)
+SIGNED = signing.sign_manifest(MANIFEST, OURS)
 
 
 def pem(key):
@@ -82,7 +82,7 @@ def statement():
 
 
 def test_the_envelope_is_the_same_each_time_and_says_what_it_is_about():
-    assert signing.sign(MANIFEST, OURS) == SIGNED == enveloped(statement())
+    assert signing.sign_manifest(MANIFEST, OURS) == SIGNED == enveloped(statement())
     assert statement() == {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": "manifest.json", "digest": {"sha256": digest(MANIFEST)}}],
@@ -112,13 +112,16 @@ def test_an_envelope_of_another_tool_is_verified():
 
     envelope = Envelope(base64.b64decode(outer()["payload"]), signing.PAYLOAD_TYPE, {})
     envelope.sign(CryptoSigner(OURS, SSlibKey.from_crypto(OURS.public_key(), ANNA)))
-    assert signing.verified(MANIFEST, canonical(envelope.to_dict()).encode()) == ANNA
+    assert signing.verify_envelope(MANIFEST, canonical(envelope.to_dict()).encode()) == ANNA
 
 
 def test_who_signed_is_said_by_the_keys_of_the_reader_alone():
-    assert str(signing.judged(MANIFEST, SIGNED, {ANNA: "anna"})) == f"signed by anna (key {ANNA})"
-    assert str(signing.judged(MANIFEST, SIGNED, {"0" * 64: "bert"})) == f"signed by somebody unknown (key {ANNA})"
-    assert str(signing.judged(MANIFEST, None, {ANNA: "anna"})) == "not signed"
+    assert str(signing.verify_signature(MANIFEST, SIGNED, {ANNA: "anna"})) == f"signed by anna (key {ANNA})"
+    assert (
+        str(signing.verify_signature(MANIFEST, SIGNED, {"0" * 64: "bert"}))
+        == f"signed by somebody unknown (key {ANNA})"
+    )
+    assert str(signing.verify_signature(MANIFEST, None, {ANNA: "anna"})) == "not signed"
 
 
 # What is not as it was signed.
@@ -209,7 +212,7 @@ BROKEN = {
 def test_what_signing_would_not_have_made_is_refused_with_a_sentence(what):
     envelope, says = BROKEN[what]
     with pytest.raises(ArchiveError) as refused:
-        signing.verified(MANIFEST, envelope)
+        signing.verify_envelope(MANIFEST, envelope)
     assert says in str(refused.value)
     assert len(str(refused.value)) < 600
 
@@ -217,9 +220,9 @@ def test_what_signing_would_not_have_made_is_refused_with_a_sentence(what):
 def test_a_signature_of_another_manifest_is_refused():
     other = canonical({"schema": 1, "members": {}}).encode()
     with pytest.raises(ArchiveError, match="not of this bundle"):
-        signing.verified(other, SIGNED)
+        signing.verify_envelope(other, SIGNED)
     with pytest.raises(ArchiveError, match="lists no members"):
-        signing.sign(b"[]", OURS)
+        signing.sign_manifest(b"[]", OURS)
 
 
 @st.composite
@@ -235,7 +238,7 @@ def damaged(draw):
 def test_no_damaged_envelope_is_signed_by_anybody(envelope):
     if envelope != SIGNED:
         with pytest.raises(ArchiveError):
-            signing.judged(MANIFEST, envelope, {ANNA: "anna"})
+            signing.verify_signature(MANIFEST, envelope, {ANNA: "anna"})
 
 
 def test_no_bit_of_an_envelope_can_be_flipped():
@@ -244,7 +247,7 @@ def test_no_bit_of_an_envelope_can_be_flipped():
         envelope = bytearray(SIGNED)
         envelope[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ArchiveError):
-            signing.judged(MANIFEST, bytes(envelope), {ANNA: "anna"})
+            signing.verify_signature(MANIFEST, bytes(envelope), {ANNA: "anna"})
 
 
 JSON = st.recursive(
@@ -276,7 +279,7 @@ def test_no_statement_but_our_own_is_taken_even_if_its_signature_is_right(path, 
     made = put(statement(), path, what)
     if canonical(made) != canonical(statement()):
         with pytest.raises(ArchiveError):
-            signing.verified(MANIFEST, enveloped(made, key))
+            signing.verify_envelope(MANIFEST, enveloped(made, key))
 
 
 @settings(max_examples=300, deadline=None)
@@ -285,7 +288,7 @@ def test_nothing_in_an_envelope_can_be_something_else(path, what):
     made = put(outer(), path, what)
     if canonical(made) != canonical(outer()):
         with pytest.raises(ArchiveError):
-            signing.verified(MANIFEST, canonical(made).encode())
+            signing.verify_envelope(MANIFEST, canonical(made).encode())
 
 
 # Keys.
@@ -295,8 +298,8 @@ def test_a_new_pair_of_keys_is_for_its_owner_and_never_written_over(tmp_path):
     private, public, key = signing.make_key(tmp_path / "lab.2026")
     assert (private.name, public.name) == ("lab.2026.key", "lab.2026.pub")
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert signing.trusted([public]) == {key: "lab.2026"}
-    assert signing.key_id(signing.private_key(private).public_key()) == key
+    assert signing.trusted_keys([public]) == {key: "lab.2026"}
+    assert signing.key_id(signing.read_private_key(private).public_key()) == key
     before = private.read_bytes()
     for gone in (None, public):
         if gone:
@@ -312,9 +315,9 @@ def test_a_new_pair_of_keys_is_for_its_owner_and_never_written_over(tmp_path):
 def test_keys_of_openssl_do(tmp_path):
     for command in ("genpkey -algorithm ed25519 -out lab.key", "pkey -in lab.key -pubout -out lab.pub"):
         subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True)
-    key = signing.private_key(tmp_path / "lab.key")
-    names = signing.trusted([tmp_path])
-    said = str(signing.judged(MANIFEST, signing.sign(MANIFEST, key), names))
+    key = signing.read_private_key(tmp_path / "lab.key")
+    names = signing.trusted_keys([tmp_path])
+    said = str(signing.verify_signature(MANIFEST, signing.sign_manifest(MANIFEST, key), names))
     assert said == f"signed by lab (key {signing.key_id(key.public_key())})"
 
 
@@ -325,14 +328,14 @@ def nothing_typed(prompt):
 def test_an_encrypted_key_asks_for_its_passphrase(tmp_path):
     path = tmp_path / "lab.key"
     path.write_bytes(OURS.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
-    assert signing.private_key(path, lambda _: "secret").public_key() == OURS.public_key()
+    assert signing.read_private_key(path, lambda _: "secret").public_key() == OURS.public_key()
     for wrong in ("wrong", ""):
         with pytest.raises(ArchiveError, match="cannot be read with this passphrase"):
-            signing.private_key(path, lambda _, wrong=wrong: wrong)
+            signing.read_private_key(path, lambda _, wrong=wrong: wrong)
     with pytest.raises(ArchiveError, match="no passphrase was given"):
-        signing.private_key(path, nothing_typed)
+        signing.read_private_key(path, nothing_typed)
     with pytest.raises(ArchiveError, match="is encrypted: sign at a terminal"):
-        signing.private_key(path)
+        signing.read_private_key(path)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +352,7 @@ def test_an_encrypted_key_asks_for_its_passphrase(tmp_path):
 def test_what_is_no_private_key_is_a_sentence(tmp_path, content, says):
     (tmp_path / "lab.key").write_bytes(content)
     with pytest.raises(ArchiveError) as refused:
-        signing.private_key(tmp_path / "lab.key")
+        signing.read_private_key(tmp_path / "lab.key")
     assert says in str(refused.value)
 
 
@@ -357,8 +360,8 @@ def test_trusted_keys_come_out_of_files_and_folders(tmp_path):
     for name, key in (("anna", OURS), ("bert", THEIRS)):
         (tmp_path / f"{name}.pub").write_bytes(pem(key.public_key()))
     (tmp_path / "notes.txt").write_text("no key")
-    assert signing.trusted([tmp_path, tmp_path / "anna.pub"]) == {ANNA: "anna", BERT: "bert"}
-    assert signing.trusted([]) == {}
+    assert signing.trusted_keys([tmp_path, tmp_path / "anna.pub"]) == {ANNA: "anna", BERT: "bert"}
+    assert signing.trusted_keys([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -380,7 +383,7 @@ def test_what_cannot_be_trusted_is_a_sentence(tmp_path, name, content, says):
     elif name == "folder":
         path.mkdir()
     with pytest.raises(ArchiveError) as refused:
-        signing.trusted([tmp_path / "keys", path])
+        signing.trusted_keys([tmp_path / "keys", path])
     assert says in str(refused.value)
 
 
@@ -391,7 +394,7 @@ def test_two_keys_of_one_name_are_refused(tmp_path, name):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{called}.pub").write_bytes(pem(key.public_key()))
     with pytest.raises(ArchiveError) as refused:
-        signing.trusted([tmp_path / "ours", tmp_path / "theirs"])
+        signing.trusted_keys([tmp_path / "ours", tmp_path / "theirs"])
     for said in (f"{name}.pub is key {BERT}", f"anna is the name of key {ANNA} already", "rename one of the files"):
         assert said in str(refused.value)
 
@@ -413,16 +416,16 @@ def test_a_key_for_which_anybody_can_sign_is_nobodys(tmp_path, point):
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(point))
     (tmp_path / "anna.pub").write_bytes(pem(key))
     with pytest.raises(ArchiveError, match=r"anna\.pub is a point of small order: anybody can sign for it"):
-        signing.trusted([tmp_path])
+        signing.trusted_keys([tmp_path])
     said = signing._statement(MANIFEST, key)
-    signatures = [{"keyid": signing.key_id(key), "sig": signing._base64(NEUTRAL + bytes(32))}]
+    signatures = [{"keyid": signing.key_id(key), "sig": signing._encode_base64(NEUTRAL + bytes(32))}]
     made = {
-        "payload": signing._base64(said),
+        "payload": signing._encode_base64(said),
         "payloadType": signing.PAYLOAD_TYPE,
         "signatures": signatures,
     }
     with pytest.raises(ArchiveError, match="its public key is a point of small order"):
-        signing.judged(MANIFEST, canonical(made).encode(), {})
+        signing.verify_signature(MANIFEST, canonical(made).encode(), {})
 
 
 def test_the_neutral_point_does_verify_what_nobody_has_signed():
@@ -437,8 +440,8 @@ def test_keys_that_are_made_are_of_no_small_order():
 def test_a_byte_order_mark_before_a_key_is_overlooked(tmp_path):
     (tmp_path / "anna.pub").write_bytes(b"\xef\xbb\xbf" + pem(OURS.public_key()))
     (tmp_path / "anna.key").write_bytes(b"\xef\xbb\xbf" + pem(OURS))
-    assert signing.trusted([tmp_path]) == {ANNA: "anna"}
-    assert signing.private_key(tmp_path / "anna.key").public_key() == OURS.public_key()
+    assert signing.trusted_keys([tmp_path]) == {ANNA: "anna"}
+    assert signing.read_private_key(tmp_path / "anna.key").public_key() == OURS.public_key()
 
 
 # The command line.
@@ -472,7 +475,7 @@ def members(path):
 def packed(path, contents):
     """A bundle of these members just as they are, sealed: whoever changes one can seal it again."""
     path.unlink(missing_ok=True)
-    writer._zip(path, contents)
+    writer._write_zip(path, contents)
     with path.open("r+b") as file:
         writer.seal(file)
 
@@ -482,7 +485,7 @@ def resigned(source, target, envelope):
 
 
 def test_check_says_who_signed(folder, capsys):
-    key = next(iter(signing.trusted([folder / "anna.pub"])))
+    key = next(iter(signing.trusted_keys([folder / "anna.pub"])))
     unknown = f"signed by somebody unknown (key {key})\nsigned.zip: no problems\n"
     by_anna = f"signed by anna (key {key})\nsigned.zip: no problems\n"
     assert told(capsys, "check", "signed.zip") == (0, unknown, "")
@@ -495,7 +498,7 @@ def test_check_says_who_signed(folder, capsys):
 
 def test_trust_may_be_given_twice(folder, capsys):
     """The keys of the first were forgotten."""
-    key = next(iter(signing.trusted([folder / "anna.pub"])))
+    key = next(iter(signing.trusted_keys([folder / "anna.pub"])))
     by_anna = f"signed by anna (key {key})\nsigned.zip: no problems\n"
     assert told(capsys, "check", "signed.zip", "--trust", "anna.pub", "--trust", "bert.pub") == (0, by_anna, "")
     (folder / "more").mkdir()
@@ -509,7 +512,7 @@ def test_check_says_so_to_programs(folder, capsys):
     def asked(*arguments):
         return json.loads(told(capsys, "check", "--json", *arguments)[1])["signature"]
 
-    key = next(iter(signing.trusted([folder / "anna.pub"])))
+    key = next(iter(signing.trusted_keys([folder / "anna.pub"])))
     assert asked("signed.zip", "--trust", ".") == {"key": key, "name": "anna"}
     assert asked("signed.zip") == {"key": key, "name": None}
     assert asked("plain.zip") == {"key": None, "name": None}
@@ -558,7 +561,7 @@ def test_of_what_does_not_match_its_manifest_nobody_is_said_to_have_signed_it(fo
 
 def test_whoever_signs_what_another_has_made_is_named_as_its_signer(folder, capsys):
     """A signature says who vouches for a bundle, not who made it; and it can be taken off."""
-    resigned("signed.zip", "theirs.zip", signing.sign(members("signed.zip")["manifest.json"], THEIRS))
+    resigned("signed.zip", "theirs.zip", signing.sign_manifest(members("signed.zip")["manifest.json"], THEIRS))
     assert f"unknown (key {BERT})" in told(capsys, "check", "theirs.zip", "--trust", ".")[1]
     rest = {name: one for name, one in members("signed.zip").items() if name != "signature.json"}
     packed(folder / "taken.zip", rest)

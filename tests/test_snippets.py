@@ -22,7 +22,7 @@ from experiments.runner.fork_client import Forks
 from experiments.scenario import raises, refuses
 from experiments.scenario import shows as observes
 from experiments.snippet import check as check_module
-from experiments.snippet.__main__ import asked, find, written
+from experiments.snippet.__main__ import case_spec, find_case, write_snippet
 from experiments.snippet.source import SnippetError
 from experiments.snippet.text import Wanted, snippet
 from experiments.worker.switches import _readers
@@ -49,7 +49,7 @@ SCENARIOS = sorted(
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory):
-    return {entry.name: entry for entry in catalogue.cached(PROJECT, tmp_path_factory.mktemp("cache")).entries}
+    return {entry.name: entry for entry in catalogue.read_cached(PROJECT, tmp_path_factory.mktemp("cache")).entries}
 
 
 def labels(entry):
@@ -62,7 +62,7 @@ def labels(entry):
 
 def text(name, entry, label):
     source = (PROJECT / "experiments/scenarios" / f"{name}.py").read_text(encoding="utf-8")
-    return written(find(entry, label), source, 1729, entry.threads).text
+    return write_snippet(find_case(entry, label), source, 1729, entry.threads).text
 
 
 def pasted(text, folder):
@@ -571,7 +571,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def entries(root, tmp_path_factory):
-    return {entry.name: entry for entry in catalogue.cached(root, tmp_path_factory.mktemp("cache")).entries}
+    return {entry.name: entry for entry in catalogue.read_cached(root, tmp_path_factory.mktemp("cache")).entries}
 
 
 @pytest.fixture(scope="module")
@@ -605,11 +605,11 @@ def check(root, forked, monkeypatch):
 def of(root, entries, scenario, case):
     """A case of the root as a snippet, and the specs that ask for it and its reference."""
     entry = entries[scenario]
-    found = find(entry, case)
+    found = find_case(entry, case)
     reference = found.reference()
     source = (root / "experiments" / "scenarios" / f"{scenario}.py").read_bytes().decode("utf-8")
-    specs = [None if one is None else asked(one, 3, entry.threads) for one in (found, reference)]
-    return written(found, source, 3, entry.threads), *specs
+    specs = [None if one is None else case_spec(one, 3, entry.threads) for one in (found, reference)]
+    return write_snippet(found, source, 3, entry.threads), *specs
 
 
 @pytest.mark.parametrize(
@@ -809,7 +809,7 @@ def test_an_encoding_that_the_file_claims_is_not_claimed_of_the_snippet(tmp_path
     name = "größe"
     source = "# -*- coding: latin-1 -*-\n" + HEAD + SQUARES.replace("return", f'observe("{name}", 1)\n    return')
     path = tmp_path / "saved.py"
-    path.write_text(snippet(source, Wanted("squares", {}, 3)).headed(["One case."]), encoding="utf-8")
+    path.write_text(snippet(source, Wanted("squares", {}, 3)).add_header(["One case."]), encoding="utf-8")
     ended = subprocess.run([sys.executable, "-I", str(path)], capture_output=True, check=True)
     assert f"{name}: 1" in ended.stdout.decode("utf-8")
 

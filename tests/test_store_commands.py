@@ -64,7 +64,7 @@ def test_list_shows_sweeps_and_their_records(tmp_path, archive):
 
 
 def test_show_prints_a_record_for_people(tmp_path, archive, kept):
-    archive.note(kept, "looked at twice", "somebody")
+    archive.add_note(kept, "looked at twice", "somebody")
     shown, _ = store(tmp_path, "show", kept[:10])
     for part in (kept, "checkpoint/policy", "chosen_inside (broken)", "finished", "looked at twice", "query: float32"):
         assert part in shown
@@ -80,7 +80,7 @@ def test_nothing_that_is_shown_commands_the_terminal(tmp_path, archive):
     message = "red \x1b[31m\x07\u202e\x85 and\nnext"
     record = samples.record(kind="raised", message=message, case="bad\x1bcase")
     name = archive.add_text(record.text(), samples.contents().get)
-    archive.note(name, "\x1b]0;title\x07", "\x1b")
+    archive.add_note(name, "\x1b]0;title\x07", "\x1b")
     for shown in (store(tmp_path, "show", name)[0], store(tmp_path, "list")[0], store(tmp_path, "list", "--json")[0]):
         assert not set(shown) & set("\x1b\x07\x85")
     assert r"red \x1b[31m\x07\u202e\x85 and" in store(tmp_path, "show", name)[0]

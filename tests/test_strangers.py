@@ -13,7 +13,7 @@ import pytest
 import samples
 from test_across import Lab, facts, kept
 
-from experiments.__main__ import _evidence
+from experiments.__main__ import _find_evidence
 from experiments.analysis.causes import FLIP, OPEN, environment
 from experiments.analysis.settings import CAPABILITY
 from experiments.bundle import layout, writer
@@ -24,8 +24,8 @@ from reports.sources import BundleSource
 from store import sweeps
 from store.__main__ import main as store
 from store.archive import Archive, ArchiveError
-from store.bundles import add_bundle, add_whole, check_bundle, export
-from store.signing import make_key, private_key, sign
+from store.bundles import add_bundle, check_bundle, export_bundle, import_bundle
+from store.signing import make_key, read_private_key, sign_manifest
 
 AHEAD = "9999-01-01T00:00:00.000Z"
 SAME, OTHER = (1.0, 2.0), (1.0, 3.0)
@@ -102,7 +102,7 @@ def test_a_capsule_carries_what_was_run_here_and_nothing_that_says_so_itself(lab
         add_bundle(archive, sent(lab, tmp_path / "theirs.zip", *false))
         assert len(archive.cells()) == 6
         assert len(archive.cells(machine=machine_identity(here))) == 2, "the document is there"
-        found = _evidence(archive, Planned([one.spec for one in own]), Listed(machine_identity(here)))
+        found = _find_evidence(archive, Planned([one.spec for one in own]), Listed(machine_identity(here)))
         assert found == own
 
 
@@ -115,7 +115,7 @@ def test_of_two_sweeps_of_this_computer_the_one_that_came_in_last_counts_in_a_ca
         for one in (first, second):
             sweep = archive.begin_sweep([one.spec], "a" * 64).id
             archive.add_text(one.text(), lab.bench.blobs.get, sweep)
-        assert _evidence(archive, Planned([first.spec]), Listed("a" * 64)) == [second]
+        assert _find_evidence(archive, Planned([first.spec]), Listed("a" * 64)) == [second]
 
 
 def test_in_a_bundle_no_digest_of_a_document_is_taken_for_the_identity_of_a_computer(lab, tmp_path):
@@ -132,7 +132,7 @@ def test_in_a_bundle_no_digest_of_a_document_is_taken_for_the_identity_of_a_comp
 
 
 def causes(archive, sweep, nowhere):
-    made = build.report(archive, sweep, "stem", nowhere)
+    made = build.make_report(archive, sweep, "stem", nowhere)
     return {one.name: [cause.word for cause in made.across.causes.get(one.name, ())] for one in made.across.others}
 
 
@@ -154,8 +154,8 @@ def test_a_stranger_proves_no_cause_and_rules_none_out(lab, ours, tmp_path, as_s
     if as_sweep:
         theirs, name = kept(tmp_path, "theirs", *records[:4], bench=lab.bench)
         with theirs:
-            export(theirs, [], tmp_path / "theirs.zip", sweeps=[name])
-        assert add_whole(archive, tmp_path / "theirs.zip").sweeps == [name]
+            export_bundle(theirs, [], tmp_path / "theirs.zip", sweeps=[name])
+        assert import_bundle(archive, tmp_path / "theirs.zip").sweeps == [name]
     else:
         add_bundle(archive, sent(lab, tmp_path / "theirs.zip", *records))
     assert causes(archive, sweep, tmp_path / "nothing") == {"avx2": [OPEN]}
@@ -178,9 +178,9 @@ def test_what_a_file_brings_never_becomes_a_record_of_a_sweep_that_was_run_here(
 def test_tables_show_where_a_record_came_from(lab, ours, tmp_path, capsys, monkeypatch):
     archive, sweep = ours
     make_key(tmp_path / "lab")
-    key = private_key(tmp_path / "lab.key")
+    key = read_private_key(tmp_path / "lab.key")
     two = lab.replay("b", OTHER, on=facts("two")).plain
-    path = sent(lab, tmp_path / "theirs.zip", two, key=lambda manifest: sign(manifest, key))
+    path = sent(lab, tmp_path / "theirs.zip", two, key=lambda manifest: sign_manifest(manifest, key))
     args = ("--archive", f"sqlite:///{tmp_path}/ours.db", "--blobs", str(tmp_path / "ours"))
     assert store(["add", str(path), *args]) == 0
     loose = samples.folder(tmp_path / "loose", samples.record("loose"))
@@ -196,7 +196,7 @@ def test_tables_show_where_a_record_came_from(lab, ours, tmp_path, capsys, monke
     assert store(["list", "--json", *args]) == 0
     origins = [one["origin"] for one in json.loads(capsys.readouterr().out)]
     assert [one and one["file"] for one in origins] == [None, None, "theirs.zip", "loose/"]
-    made = build.report(archive, sweep, "stem", tmp_path / "nothing")
+    made = build.make_report(archive, sweep, "stem", tmp_path / "nothing")
     ((name, origin),) = [(one.name, one.origin) for one in made.across.others]
     assert (name, origin.startswith("archive: theirs.zip, signed by key ")) == ("default-two", True)
     assert "| archive: theirs.zip, signed by key " in made.text
@@ -209,20 +209,20 @@ def test_what_came_from_two_files_is_two_settings(lab, ours, tmp_path):
         (tmp_path / str(number)).mkdir()
         record = forged(lab.replay("b", numbers, on=facts("two")).plain, lab)
         add_bundle(archive, sent(lab, tmp_path / str(number) / "theirs.zip", record))
-    made = build.report(archive, sweep, "stem", tmp_path / "nothing")
+    made = build.make_report(archive, sweep, "stem", tmp_path / "nothing")
     assert [one.name for one in made.across.others] == ["default-two", "default-two-2"]
     assert len({one.origin for one in made.across.others}) == 2
     assert all(one.origin.startswith("archive: theirs.zip ") for one in made.across.others)
 
 
 def test_the_gate_is_held_against_published_settings_only(lab, ours, tmp_path):
-    from reports.__main__ import _held_against  # noqa: PLC0415  (private, and only here)
+    from reports.__main__ import _published_pairs  # noqa: PLC0415  (private, and only here)
 
     archive, sweep = ours
     add_bundle(archive, sent(lab, tmp_path / "theirs.zip", lab.replay("b", OTHER, on=facts("two")).plain))
-    found = build.report(archive, sweep, "stem", tmp_path / "nothing").across
+    found = build.make_report(archive, sweep, "stem", tmp_path / "nothing").across
     assert len(found.others) == 1
-    assert _held_against(found, "") == []
+    assert _published_pairs(found, "") == []
 
 
 # Order and times.
@@ -231,9 +231,9 @@ def test_the_gate_is_held_against_published_settings_only(lab, ours, tmp_path):
 def test_the_latest_sweep_is_the_one_that_came_in_last_however_the_clock_went(lab, ours, monkeypatch):
     archive, first = ours
     asked = samples.spec("c")
-    monkeypatch.setattr(sweeps, "now", lambda: "2025-01-01T00:00:00.000000Z")
+    monkeypatch.setattr(sweeps, "current_time", lambda: "2025-01-01T00:00:00.000000Z")
     second = archive.begin_sweep([asked], "a" * 64).id
-    assert build.latest(archive) == second
+    assert build.latest_own_sweep(archive) == second
     assert [one.id for one in archive.sweeps()] == [first, second]
 
 
@@ -286,4 +286,4 @@ def test_a_flip_that_somebody_brought_is_no_column(lab, ours, tmp_path):
     add_bundle(
         archive, sent(lab, tmp_path / "t.zip", lab.replay("b", OTHER, on=facts(cap="AVX2"), environment=name).plain)
     )
-    assert build.report(archive, sweep, "stem", tmp_path / "nothing").across.others == ()
+    assert build.make_report(archive, sweep, "stem", tmp_path / "nothing").across.others == ()

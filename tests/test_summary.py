@@ -20,7 +20,7 @@ from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, V
 from reports import build
 from reports.__main__ import main
 from reports.ci import github_summary
-from store.bundles import export
+from store.bundles import export_bundle
 
 ROOT = Path(__file__).parents[1]
 VERDICTS = [Verdict(word, ()) for word in (AS_EXPECTED, AS_EXPECTED, NOT_AS_EXPECTED, CANNOT_SAY)]
@@ -110,9 +110,9 @@ PARTS = [["# Head", "", "one"], ["## Second", "", "x" * 500], ["## Third", "", "
 
 def test_it_is_appended_to_what_other_steps_have_written(tmp_path):
     path = tmp_path / "summary.md"
-    assert github_summary.append(path, PARTS) == []
+    assert github_summary.append_sections(path, PARTS) == []
     path.write_text("Another step's.\n" + path.read_text())
-    assert github_summary.append(path, PARTS[:1]) == []
+    assert github_summary.append_sections(path, PARTS[:1]) == []
     long = "x" * 500
     whole = f"\n# Head\n\none\n\n## Second\n\n{long}\n\n## Third\n\nthree\n"
     assert path.read_text() == f"Another step's.\n{whole}\n# Head\n\none\n"
@@ -121,7 +121,7 @@ def test_it_is_appended_to_what_other_steps_have_written(tmp_path):
 def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
     path = tmp_path / "summary.md"
     path.write_bytes(b"y" * 100)
-    assert github_summary.append(path, PARTS, limit=400) == ["Second"]
+    assert github_summary.append_sections(path, PARTS, limit=400) == ["Second"]
     made = path.read_text()[100:]
     assert made == (
         "\n# Head\n\none\n\n## Third\n\nthree\n\n"
@@ -132,16 +132,17 @@ def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
 def test_a_file_that_is_full_stays_as_it_is(tmp_path):
     path = tmp_path / "summary.md"
     path.write_bytes(b"y" * github_summary.LIMIT)
-    assert github_summary.append(path, PARTS) == ["Head", "Second", "Third"]
+    assert github_summary.append_sections(path, PARTS) == ["Head", "Second", "Third"]
     assert path.stat().st_size == github_summary.LIMIT
 
 
 def test_the_limit_is_what_github_shows(tmp_path):
     path = tmp_path / "summary.md"
-    assert github_summary.append(path, [["# Head", "x" * (github_summary.LIMIT - 10)]]) == []
+    assert github_summary.append_sections(path, [["# Head", "x" * (github_summary.LIMIT - 10)]]) == []
     assert path.stat().st_size == github_summary.LIMIT - 1
     (tmp_path / "other.md").write_bytes(b"y")
-    assert github_summary.append(tmp_path / "other.md", [["# Head", "x" * (github_summary.LIMIT - 10)]]) == ["Head"]
+    too_long = [["# Head", "x" * (github_summary.LIMIT - 10)]]
+    assert github_summary.append_sections(tmp_path / "other.md", too_long) == ["Head"]
 
 
 @few
@@ -154,7 +155,7 @@ def test_a_file_stays_below_its_limit_and_every_section_is_shown_or_named(tmp_pa
     path = tmp_path_factory.mktemp("summary") / "summary.md"
     path.write_bytes(b"y" * there)
     parts = [[f"## Part{at}", "ü" * size] for at, size in enumerate(sizes)]
-    left = github_summary.append(path, parts, limit)
+    left = github_summary.append_sections(path, parts, limit)
     made = path.read_text()[there:]
     assert path.stat().st_size < max(limit, there + 1)
     for part in parts:
@@ -178,7 +179,7 @@ def place(lab, tmp_path, monkeypatch):
         archive, sweep = kept(tmp_path, name, *(one.plain for one in made), bench=lab.bench)
         with archive:
             digests = [cell.digest for cell in archive.cells(sweep=sweep)]
-            export(archive, digests, tmp_path / "published" / f"{name}.zip")
+            export_bundle(archive, digests, tmp_path / "published" / f"{name}.zip")
     own = [lab.replay("a").plain, lab.replay("b").plain]
     archive, _ = kept(tmp_path, "ours", *own, bench=lab.bench)
     archive.close()
@@ -333,7 +334,7 @@ def test_only_the_first_differences_are_printed_and_none_of_them_drives_the_term
     ]
     archive, sweep = kept(place, "more", *theirs, bench=lab.bench)
     with archive:
-        export(archive, [cell.digest for cell in archive.cells(sweep=sweep)], place / "published" / "more.zip")
+        export_bundle(archive, [cell.digest for cell in archive.cells(sweep=sweep)], place / "published" / "more.zip")
     archive, sweep = kept(place, "wide", *(lab.replay(name).plain for name in names), bench=lab.bench)
     archive.close()
     where = ["--archive", f"sqlite:///{place}/wide.db", "--blobs", f"{place}/wide", "--to", f"{place}/reports"]

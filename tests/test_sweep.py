@@ -341,12 +341,12 @@ def test_ctrl_c_says_what_is_done_and_the_same_command_resumes(tmp_path):
 
 def test_a_killed_driver_takes_its_workers_along_and_loses_nothing(tmp_path):
     root = project(tmp_path, slow=SLOW)
-    driver = start(root)
+    driver = start(root, *QUICK)
     wait_for(lambda: archived(root) >= 2)
     driver.kill()
     driver.communicate()
     wait_for(lambda: not below(root), 60)
-    ended = run(root)
+    ended = run(root, *QUICK)
     assert ended.returncode == 0, ended.stderr
     whole(root, PROCESSES)
     runs = rows(root / "outputs" / "mlflow.db", "select status, count(*) from runs group by status")
@@ -381,13 +381,13 @@ class _Refusing:
 
 def test_a_record_that_the_archive_refuses_is_the_end_of_its_case_alone(tmp_path):
     folder = tmp_path / "one"
-    supervisor.not_run(samples.spec(), folder, "cuda")
+    supervisor.not_run_record(samples.spec(), folder, "cuda")
     record = samples.record()
     (folder / "record.json").write_text(record.text())
     archive = _Refusing()
     with (tmp_path / "lock").open("wb") as held:
         place = job._Place(SimpleNamespace(id="a sweep"), tmp_path, tmp_path / "lock", held)
-        instead = job._keep(archive, place, record, folder)
+        instead = job._archive_record(archive, place, record, folder)
     (kept,) = archive.kept
     assert (kept.spec, kept.outcome.kind) == (record.spec, "died")
     assert kept.outcome.detail == "its record cannot be kept: a name in it is too long"

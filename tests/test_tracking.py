@@ -301,7 +301,7 @@ def test_a_newer_number_replaces_the_older_even_if_it_is_smaller(lab: Lab, tmp_p
     with Tracking(lab.uri, tmp_path / "artifacts") as tracking:
         tracking.prepare()
         for value in (5.0, 3.0):
-            tracking._write("checkpoint", sweep.id, "x", replace(page, metrics={"m": value}))
+            tracking._write_run("checkpoint", sweep.id, "x", replace(page, metrics={"m": value}))
     assert lab.runs()[sweep.id].data.metrics == {"m": 3.0}
 
 
@@ -397,15 +397,15 @@ def test_hostile_text_stays_text(lab: Lab):
 
 
 def test_a_source_cannot_leave_its_folder(tmp_path: Path):
-    assert run_content._below("sources", "../../etc/passwd") == "sources/etc/passwd"
-    assert run_content._below("sources", "..") == "sources/unnamed"
-    assert run_content._below("sources", "C:\\x\\y.py").startswith("sources/C_-")
+    assert run_content._path_below("sources", "../../etc/passwd") == "sources/etc/passwd"
+    assert run_content._path_below("sources", "..") == "sources/unnamed"
+    assert run_content._path_below("sources", "C:\\x\\y.py").startswith("sources/C_-")
 
 
 def test_names_that_mlflow_refuses_are_replaced_and_stay_apart():
-    assert text_module.key("a b.c-d_1") == "a b.c-d_1"
-    assert text_module.key("a[0]") != text_module.key("a(0)")
-    assert text_module.key("..") != text_module.key(".")
+    assert text_module.safe_key("a b.c-d_1") == "a b.c-d_1"
+    assert text_module.safe_key("a[0]") != text_module.safe_key("a(0)")
+    assert text_module.safe_key("..") != text_module.safe_key(".")
 
 
 def test_code_in_a_note_cannot_be_ended_from_within():

@@ -21,9 +21,9 @@ from experiments.core.verdict import (
     NOT_AS_EXPECTED,
     Context,
     contexts,
-    ending,
+    describe_outcome,
+    instrument_effect,
     judge,
-    looking_changed,
 )
 from experiments.scenario import (
     agrees,
@@ -715,7 +715,7 @@ def test_limits_and_attempts_do_not_choose_the_reference(bench, other):
 def test_an_instrument_that_changes_the_ending_is_named(bench):
     plain = bench.record(samples.spec())
     looked = bench.record(samples.spec(pass_="profiled"), ended=raised("no"))
-    text = looking_changed(bench.replay(plain, looked))
+    text = instrument_effect(bench.replay(plain, looked))
     assert text.startswith("profiled pass: raised torch.utils.checkpoint.CheckpointError in backward: no")
     assert text.endswith("plain pass: finished")
 
@@ -725,15 +725,15 @@ def test_an_instrument_that_changes_a_bit_is_named(bench):
         bench.record(samples.spec(pass_=name), bench.tensor("output", "x", [number]))
         for name, number in (("plain", 1.0), ("profiled", 2.0))
     )
-    assert looking_changed(bench.replay(plain, looked)) == "profiled pass: other tensor bits than the plain pass"
+    assert instrument_effect(bench.replay(plain, looked)) == "profiled pass: other tensor bits than the plain pass"
 
 
 def test_an_instrument_that_changes_nothing_is_not_named(bench):
     plain, looked = (
         bench.record(samples.spec(pass_=name), bench.tensor("output", "x", [1.0])) for name in ("plain", "profiled")
     )
-    assert looking_changed(bench.replay(plain, looked)) == ""
-    assert looking_changed(Replay({"profiled": looked})) == ""
+    assert instrument_effect(bench.replay(plain, looked)) == ""
+    assert instrument_effect(Replay({"profiled": looked})) == ""
 
 
 @pytest.mark.parametrize(
@@ -747,7 +747,7 @@ def test_an_instrument_that_changes_nothing_is_not_named(bench):
     ],
 )
 def test_an_ending_is_said_in_one_line(bench, ended, shown):
-    assert ending(bench.record(samples.spec(), ended=ended)) == shown
+    assert describe_outcome(bench.record(samples.spec(), ended=ended)) == shown
 
 
 def test_a_missing_gradient_has_no_digest(bench):

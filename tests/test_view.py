@@ -19,7 +19,7 @@ from experiments import __main__ as job
 from experiments.app.mlflow_process import Publishing
 from reports.mlflow import database_file, sync, tracking
 from reports.mlflow.__main__ import main
-from reports.mlflow.database_file import fault, make_whole, move_aside, spelled
+from reports.mlflow.database_file import create_store, fault, move_aside, usable_address
 from reports.mlflow.tracking import Published, Tracking
 from store.database import sqlite_file, sqlite_url
 from store.errors import ArchiveError
@@ -39,7 +39,7 @@ def quick(empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert file is not None
         shutil.copyfile(empty_store, file)
 
-    monkeypatch.setattr(tracking, "_with_tables", fill)
+    monkeypatch.setattr(tracking, "_make_tables", fill)
 
 
 def change(file: Path, *statements: str) -> None:
@@ -58,14 +58,14 @@ def test_whoever_is_interrupted_while_making_the_store_leaves_nothing(tmp_path: 
         raise ending
 
     with pytest.raises((KeyboardInterrupt, SystemExit, OSError)):
-        make_whole(tmp_path / "mlflow.db", fill)
+        create_store(tmp_path / "mlflow.db", fill)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_process_left_is_not_taken_up(tmp_path: Path):
     (tmp_path / "mlflow.db.making").write_bytes(b"half" * 1000)
     (tmp_path / "mlflow.db.making-wal").write_bytes(b"half" * 1000)
-    make_whole(tmp_path / "mlflow.db", lambda uri: change(sqlite_file(uri), "CREATE TABLE made (x)"))
+    create_store(tmp_path / "mlflow.db", lambda uri: change(sqlite_file(uri), "CREATE TABLE made (x)"))
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
@@ -79,7 +79,7 @@ def test_the_log_of_an_earlier_file_is_not_taken_for_the_new_ones(tmp_path: Path
         shutil.copyfile(f"{first}-wal", tmp_path / "kept")
     first.unlink()
     (tmp_path / "kept").rename(f"{first}-wal")
-    make_whole(first, lambda uri: change(sqlite_file(uri), "CREATE TABLE made (x)"))
+    create_store(first, lambda uri: change(sqlite_file(uri), "CREATE TABLE made (x)"))
     with contextlib.closing(sqlite3.connect(first)) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("made",)]
 
@@ -162,7 +162,7 @@ def test_a_sweep_says_at_its_end_that_the_store_was_made_again(lab: Lab):
     change(lab.folder / "mlflow.db", HALF)
     publishing = Publishing.begin(lab.uri, str(lab.folder / "artifacts"), 60)
     place = {"archive": sqlite_url(lab.folder / "archive.db"), "blobs": str(lab.folder / "blobs")}
-    publishing.sweep(lab.sweep, **place)
+    publishing.send_sweep(lab.sweep, **place)
     said = publishing.finish().splitlines()
     publishing.abandon()
     assert "kept as mlflow.db.unusable-1" in said[0]
@@ -233,7 +233,7 @@ def names(file: Path) -> list[str]:
 def test_a_file_is_named_whatever_its_path(tmp_path: Path, name: str):
     file = tmp_path / name / "mlflow.db"
     assert sqlite_file(sqlite_url(file)) == file
-    with spelled(file) as uri:
+    with usable_address(file) as uri:
         where = uri.removeprefix("sqlite:///")
         assert quote(where) == where, "mlflow would make a folder of what it cannot decode"
 
@@ -289,13 +289,13 @@ def test_where_mlflow_can_never_be_used_nobody_is_told_to_publish_later(monkeypa
     where = SimpleNamespace(url="sqlite:///outputs/archive.db", blobs="outputs/blobs")
     view = SimpleNamespace(enabled=True, uri="sqlite:///outputs/mlflow.db", artifacts="")
     asked = SimpleNamespace(tracking=view, archive=where)
-    assert job._browse(asked) == "make ui"
+    assert job._browse_command(asked) == "make ui"
     monkeypatch.setattr(database_file, "find_spec", lambda _: SimpleNamespace(origin="/50%done/mlflow/__init__.py"))
-    assert job._browse(asked) == "python -m store list"
-    monkeypatch.setattr(sync, "_publish", fails)
+    assert job._browse_command(asked) == "python -m store list"
+    monkeypatch.setattr(sync, "_publish_sweeps", fails)
     given = argparse.Namespace(tracking=view.uri, artifacts=None, follow=None)
     assert sync.synchronize(mock.MagicMock(), given) == 2
-    assert sync._given_up(tracking.ImpossibleError(said), Published(), mock.MagicMock(), "", iter([])) == 2
+    assert sync._give_up(tracking.ImpossibleError(said), Published(), mock.MagicMock(), "", iter([])) == 2
     told = capsys.readouterr().err
     assert told.count(f"{said}. Nothing is lost: the archive has it all, and `python -m store list` shows it.") == 2
     assert "later" not in told

@@ -1,4 +1,4 @@
-"""Flips: how one factor of another setting is set in a counter-replay here, and why it cannot be."""
+"""Flips: how a counter-replay sets one factor to its value under another setting, or why it cannot."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _CUDA_ALLOCATOR = (
 )
 
 
-def _listed(one: str, most: int = 16) -> str:
-    """A pattern of up to so many of these, with commas between them."""
+def _list_pattern(one: str, most: int = 16) -> str:
+    """Return a pattern that matches one to `most` of these, separated by commas."""
     return f"({one})(,({one})){{0,{most - 1}}}"
 
 
@@ -46,12 +46,12 @@ BOUNDS: Mapping[str, str | range] = {
     "ATEN_CPU_CAPABILITY": "default|avx2|avx512",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8|:16:8|:4096:2:16:8|:0:0",
     "CUDA_LAUNCH_BLOCKING": _FLAG,
-    "CUDA_VISIBLE_DEVICES": _listed("[0-9]{1,2}"),
+    "CUDA_VISIBLE_DEVICES": _list_pattern("[0-9]{1,2}"),
     "DNNL_DEFAULT_FPMATH_MODE": _FPMATH,
     "DNNL_MAX_CPU_ISA": _ISA,
-    "GOMP_CPU_AFFINITY": _listed("[0-9]{1,4}(-[0-9]{1,4}(:[0-9]{1,3})?)?", 64),
+    "GOMP_CPU_AFFINITY": _list_pattern("[0-9]{1,4}(-[0-9]{1,4}(:[0-9]{1,3})?)?", 64),
     "GOMP_SPINCOUNT": "infinite|infinity|[0-9]{1,9}",
-    "KMP_AFFINITY": _listed(_PLACING, 5),
+    "KMP_AFFINITY": _list_pattern(_PLACING, 5),
     "KMP_BLOCKTIME": "infinite|[0-9]{1,9}",
     "KMP_SETTINGS": _FLAG,
     "MKL_CBWR": f"(auto|compatible|{_LEVEL})(,strict)?",
@@ -66,7 +66,7 @@ BOUNDS: Mapping[str, str | range] = {
     "OMP_NESTED": _FLAG,
     "OMP_NUM_THREADS": THREAD_COUNTS,
     "OMP_PLACES": "threads|cores|sockets|ll_caches|numa_domains",
-    "OMP_PROC_BIND": _listed("true|false|master|primary|close|spread", 8),
+    "OMP_PROC_BIND": _list_pattern("true|false|master|primary|close|spread", 8),
     "OMP_SCHEDULE": "((non)?monotonic:)?(static|dynamic|guided|auto)(,[0-9]{1,9})?",
     "OMP_STACKSIZE": "[0-9]{1,9}b|[0-9]{1,6}k?|[0-9]{1,3}m|1g",
     "OMP_THREAD_LIMIT": _INTEGERS,
@@ -75,15 +75,15 @@ BOUNDS: Mapping[str, str | range] = {
     "ONEDNN_MAX_CPU_ISA": _ISA,
     "OPENBLAS_CORETYPE": "[a-z][a-z0-9]{1,19}",
     "OPENBLAS_NUM_THREADS": THREAD_COUNTS,
-    "PYTORCH_CUDA_ALLOC_CONF": _listed(_CUDA_ALLOCATOR, 8),
+    "PYTORCH_CUDA_ALLOC_CONF": _list_pattern(_CUDA_ALLOCATOR, 8),
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": _FLAG,
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": _FLAG,
     "TORCH_BLAS_PREFER_CUBLASLT": _FLAG,
 }
-"""What each variable that is recorded may be set to in a counter-replay: one of these numbers, or a text that this
-pattern is of, in small or capital letters. The value comes from a stranger."""
+"""What each recorded variable may be set to in a counter-replay: one of these numbers, or a text that matches this
+pattern, ignoring case. The values come from untrusted records."""
 _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-"""What x86-64 processors can play, in this order: each can play those before its own."""
+"""CPU capabilities of x86-64 processors, in ascending order: each processor can also run as those before its own."""
 _FIXED: Mapping[str, str] = {
     HOST: "it is the computer itself",
     PROCESSOR: "it is the computer's",
@@ -94,36 +94,36 @@ _FIXED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Flip:
-    """How to run ours with one factor as it is under another setting."""
+    """How to run our setting with one factor as it is under another."""
 
     factor: str
     variables: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
     matmul_precision: str = ""
-    """Empty: as ours."""
+    """Empty to keep ours."""
     sources: str = ""
-    """``original`` or ``copied``. Empty: as ours."""
+    """``original`` or ``copied``. Empty to keep ours."""
     interpreter: bool = False
-    """True if it takes another interpreter, which somebody must give."""
+    """True if it takes another interpreter, which the user must provide."""
 
 
 def hindrance(factor: str, ours: ComputerSetting, theirs: ComputerSetting) -> str:
-    """Why the factor cannot be flipped here to what it is under the other setting. Empty if it can."""
+    """Return why the factor cannot be flipped here to its value under the other setting. Empty if it can."""
     made = find_flip(factor, ours, theirs)
     return made if isinstance(made, str) else ""
 
 
 def find_flip(factor: str, ours: ComputerSetting, theirs: ComputerSetting) -> Flip | str:
-    """How to run ours with the factor as it is there, or why not. The one place that reads what they tell of it."""
+    """Return how to flip the factor to the other setting's value, or why not. Only this reads untrusted values."""
     facts, flip = theirs.factors.get(factor, {}), Flip(factor)
     if factor == CAPABILITY:
         here, there = (one.factors.get(factor, {}).get("cpu.capability", "") for one in (ours, theirs))
-        return _incapable(here, there) or replace(flip, variables={"ATEN_CPU_CAPABILITY": there.lower()})
+        return _capability_hindrance(here, there) or replace(flip, variables={"ATEN_CPU_CAPABILITY": there.lower()})
     if factor == MKL or factor.startswith(VARIABLE):
         variables = {name.partition(".")[2]: text for name, text in facts.items()}
-        return _not_to_be_set(variables) or replace(flip, variables=variables)
+        return _variable_hindrance(variables) or replace(flip, variables=variables)
     if factor == THREADS:
-        number = _one_of(THREAD_COUNTS, facts.get("switches.threads", ""))
+        number = _parse_number(THREAD_COUNTS, facts.get("switches.threads", ""))
         return "it does not tell how many it has" if number is None else replace(flip, threads=number)
     if factor == PRECISION:
         told = facts.get("switches.matmul_precision", "")
@@ -136,14 +136,14 @@ def find_flip(factor: str, ours: ComputerSetting, theirs: ComputerSetting) -> Fl
     return _FIXED.get(factor, "no setting changes it")
 
 
-def _one_of(numbers: range, text: str) -> int | None:
-    """The number that the text is, as Python writes it. None if it is none of these."""
+def _parse_number(numbers: range, text: str) -> int | None:
+    """Return the number that the text represents, in Python's notation. None if it is not one of `numbers`."""
     if not re.fullmatch("0|[1-9][0-9]{0,9}", text):
         return None
     return int(text) if int(text) in numbers else None
 
 
-def _incapable(here: str, there: str) -> str:
+def _capability_hindrance(here: str, there: str) -> str:
     if here not in _CAPABILITIES or there not in _CAPABILITIES:
         return f"no processor is told to be {there} by a variable"
     if _CAPABILITIES.index(there) > _CAPABILITIES.index(here):
@@ -151,8 +151,8 @@ def _incapable(here: str, there: str) -> str:
     return ""
 
 
-def _not_to_be_set(variables: Mapping[str, str]) -> str:
-    """Facts come from strangers: what they say is set here only within `BOUNDS`."""
+def _variable_hindrance(variables: Mapping[str, str]) -> str:
+    """Return why the variables cannot be set. Facts are untrusted, so they are set only within `BOUNDS`."""
     if not variables:
         return "it is set here and not there: unset it and sweep again"
     if not all(_is_within_bounds(name, text) for name, text in variables.items()):
@@ -163,5 +163,5 @@ def _not_to_be_set(variables: Mapping[str, str]) -> str:
 def _is_within_bounds(name: str, text: str) -> bool:
     bounds = BOUNDS.get(name)
     if isinstance(bounds, range):
-        return _one_of(bounds, text) is not None
+        return _parse_number(bounds, text) is not None
     return bounds is not None and re.fullmatch(bounds, text, re.IGNORECASE | re.ASCII) is not None

@@ -1,4 +1,4 @@
-"""Settings of computers: which replays belong to one, and the facts in which two of them differ."""
+"""Computer settings: which replays belong to each, and the facts in which two of them differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Mapping, Sequence
 
-from ..core.canonical_json import digest, printable
+from ..core.canonical_json import digest, printable_text
 from ..core.replay import Replay
 
 CAPABILITY = "CPU capability"
@@ -49,110 +49,111 @@ _DERIVED = (
     "variables.ATEN_CPU_CAPABILITY",
     "variables.OMP_NUM_THREADS",
 )
-"""Facts that follow from others, or that no calculation with a given number of threads depends on."""
+"""Facts that follow from others, or that do not affect a calculation with a given number of threads."""
 
 _ASKED = (CAPABILITY, THREADS, INTERPRETER, PROCESSOR, SYSTEM, GPU, HOST, SOURCES)
-"""Factors that every version has asked for: who does not tell them may differ in them."""
+"""Factors that every version of this project records: a setting without them may differ in them."""
 _BUNDLED: Mapping[str, str] = {
     INTERPRETER: "interpreter (torch, its build, Python)",
     SYSTEM: "system (kernel, libc, compilers)",
     HOST: "host identity",
 }
-"""Factors whose name alone would be taken for one fact."""
+"""Labels of factors that combine several facts, which their names alone do not show."""
 _BUILD = "torch.build"
 _MAIN = (("torch.version", "torch"), (_BUILD, "build"), ("python.version", "Python"))
-"""What an interpreter is always told by, and the words for it."""
+"""Facts that always describe an interpreter, with their labels."""
 
 MOST = 300
-"""Facts of one document that are looked at; a worker tells of 75."""
+"""Most facts of one document that are compared; a worker records 75."""
 _UNREADABLE = "not readable"
 
 
 @dataclass(frozen=True)
 class ComputerSetting:
-    """A computer under one setting, as its replays show it."""
+    """A computer under one setting, as described by its replays."""
 
     name: str
-    """As it is shown: unique among those that are compared."""
+    """Displayed name, unique among the settings that are compared."""
     origin: str
-    """``here``, ``archive``, ``archive: `` and the file from which it was added, or the bundle it comes from."""
+    """``here``, ``archive``, ``archive: `` and the file from which it was added, or the bundle that it comes from."""
     factors: Mapping[str, Mapping[str, str]]
     """Facts by factor."""
     replays: tuple[Replay, ...]
 
     @property
     def environment(self) -> str:
+        """Name of the environment of its replays."""
         return next((replay.spec.setting.environment for replay in self.replays), "")
 
     @property
     def computer(self) -> str:
-        """Its host identity, which a copy of its image has too. Empty if it is not told."""
+        """Its host identity, shared by copies of the same system image. Empty if it is not recorded."""
         return self.factors.get(HOST, {}).get("host", "")
 
     @cached_property
     def by_case(self) -> dict[str, Replay]:
-        """The last first replay of each case that ran, by the digest of what was asked; one that could not run
-        stands only where none did. The last is that of the replays as they are given: a time in a record is whatever
-        its writer chose.
+        """One replay for each case digest: one that ran, if any did, with the lowest repeat; of several, the last.
+
+        The last is that in the given order, as the time in a record may be anything that its writer chose.
         """
-        ordered = sorted(self.replays, key=lambda one: (_ran(one), -one.spec.setting.repeat))
+        ordered = sorted(self.replays, key=lambda one: (_has_run(one), -one.spec.setting.repeat))
         return {replay.spec.question.case_digest(): replay for replay in ordered}
 
     @cached_property
     def evidence(self) -> dict[str, str]:
-        """Evidence digest by case and passes, of cases that were run and repeat their results."""
-        return {_looked_at(one): one.evidence_digest() for one in self.by_case.values() if _says_something(one)}
+        """Evidence digest by case and passes, for cases that ran and repeat their results."""
+        return {_evidence_key(one): one.evidence_digest() for one in self.by_case.values() if _is_comparable(one)}
 
     @cached_property
     def repeats(self) -> dict[str, list[str]]:
-        """Evidence digests of all replays by case and passes, of the cases that `evidence` tells of."""
+        """Evidence digests of all replays by case and passes, for the cases that `evidence` contains."""
         found: dict[str, list[str]] = {}
         for replay in self.replays:
-            if _says_something(replay):
-                found.setdefault(_looked_at(replay), []).append(replay.evidence_digest())
+            if _is_comparable(replay):
+                found.setdefault(_evidence_key(replay), []).append(replay.evidence_digest())
         return found
 
 
-def _looked_at(replay: Replay) -> str:
+def _evidence_key(replay: Replay) -> str:
     return f"{replay.spec.question.case_digest()} {' '.join(sorted(replay.records))}"
 
 
-def _ran(replay: Replay) -> bool:
+def _has_run(replay: Replay) -> bool:
     return replay.plain is not None and replay.plain.outcome.kind != "not_run"
 
 
-def _says_something(replay: Replay) -> bool:
-    """A float64 reference is a ruler: used, and not compared."""
+def _is_comparable(replay: Replay) -> bool:
+    """Whether the replay's evidence is compared. A float64 reference is not: it only measures rounding."""
     plain, question = replay.plain, replay.spec.question
     if plain is None or question.dtype != question.input_dtype:
         return False
-    return _ran(replay) and plain.evidence() != {"varies": True}
+    return _has_run(replay) and plain.evidence() != {"varies": True}
 
 
 # Facts and factors.
 
 
-def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Facts of a machine document by dotted name. Texts of several lines are told by digest."""
+def flatten_facts(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the facts of a machine document by dotted name. Multi-line texts are replaced by their digest."""
     found: dict[str, str] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{name}."))
+            found.update(flatten_facts(value, f"{prefix}{name}."))
         else:
-            text = _own(prefix + name, str(value))
-            found[prefix + name] = f"SHA-256 {digest(printable(text))[:12]}" if "\n" in text else text
+            text = _strip_capability(prefix + name, str(value))
+            found[prefix + name] = f"SHA-256 {digest(printable_text(text))[:12]}" if "\n" in text else text
     return found
 
 
-def _own(name: str, text: str) -> str:
-    """The text of a fact without what others say: torch's build also tells the CPU capability that is in use."""
+def _strip_capability(name: str, text: str) -> str:
+    """Return a fact's text without other facts: torch's build information also contains the CPU capability in use."""
     return text if name != _BUILD else "\n".join(one for one in text.split("\n") if "CPU capability usage" not in one)
 
 
 def factors(facts: Mapping[str, Any], sources: str) -> dict[str, dict[str, str]]:
-    """Facts sorted by what sets them; `sources` is the setting's."""
+    """Group facts by the factor that sets them; `sources` is the kind of sources in the setting."""
     found: dict[str, dict[str, str]] = {}
-    told = dict(sorted(flat(facts).items())[:MOST])
+    told = dict(sorted(flatten_facts(facts).items())[:MOST])
     for name, value in {**told, "setting.sources": sources}.items():
         if name not in _DERIVED and value != _UNREADABLE:
             found.setdefault(_factor(name), {})[name] = value
@@ -170,27 +171,28 @@ def _factor(name: str) -> str:
 
 
 def label(factor: str) -> str:
-    """A factor as a reader sees it: one that bundles several facts says which."""
+    """Return the displayed name of a factor, which lists its facts if it combines several."""
     return _BUNDLED.get(factor, factor)
 
 
-def differing(ours: ComputerSetting, theirs: ComputerSetting) -> list[str]:
-    """The factors in which two differ, sorted.
+def differing_factors(ours: ComputerSetting, theirs: ComputerSetting) -> list[str]:
+    """Return the factors in which two settings differ, sorted.
 
-    A fact that one of them does not tell does not count: an older version may not have asked, or cannot read it. A
-    variable that is not told is not set.
+    A fact that one of them does not record does not count: an older version may not have asked for it, or could not
+    read it. A variable that is not recorded is not set.
     """
-    return _differing(ours.factors, theirs.factors)
+    return _differing_names(ours.factors, theirs.factors)
 
 
 _Factors = Mapping[str, Mapping[str, str]]
 
 
-def _differing(ours: _Factors, theirs: _Factors) -> list[str]:
-    return sorted(name for name in {*ours, *theirs} if values_differ(name, ours.get(name), theirs.get(name)))
+def _differing_names(ours: _Factors, theirs: _Factors) -> list[str]:
+    return sorted(name for name in {*ours, *theirs} if has_different_values(name, ours.get(name), theirs.get(name)))
 
 
-def values_differ(name: str, ours: Mapping[str, str] | None, theirs: Mapping[str, str] | None) -> bool:
+def has_different_values(name: str, ours: Mapping[str, str] | None, theirs: Mapping[str, str] | None) -> bool:
+    """Whether two settings differ in the factor `name`, given its facts in each, None where it is not recorded."""
     if ours is None or theirs is None:
         return ours is not theirs and (name in (*_ASKED, MKL) or name.startswith(VARIABLE))
     both = ours.keys() & theirs.keys()
@@ -198,7 +200,7 @@ def values_differ(name: str, ours: Mapping[str, str] | None, theirs: Mapping[str
 
 
 def value(one: ComputerSetting, factor: str, other: ComputerSetting | None = None) -> str:
-    """A factor's facts in words; beside another setting those that differ, and what an interpreter is told by."""
+    """Return a factor's facts as text; with `other`, those that differ and the main facts of an interpreter."""
     ours = one.factors.get(factor, {})
     theirs = other.factors.get(factor, {}) if other is not None else {}
     names = [name for name in sorted({*ours, *theirs}) if other is None or ours.get(name) != theirs.get(name)]
@@ -211,53 +213,55 @@ def value(one: ComputerSetting, factor: str, other: ComputerSetting | None = Non
     return ", ".join(f"{name} {ours.get(name, 'not set')}" for name in names)
 
 
-# Settings out of replays.
+# Building settings from replays.
 
 
 @dataclass
 class _Group:
+    """Replays of one computer setting, while it is being built."""
+
     environment: str
     factors: dict[str, dict[str, str]]
     replays: list[Replay] = field(default_factory=list)
 
-    def fits(self, environment: str, told: _Factors) -> bool:
-        """Whether the facts may be of the same computer and setting."""
-        return self.environment == environment and not _differing(self.factors, told)
+    def is_match(self, environment: str, told: _Factors) -> bool:
+        """Whether the facts may belong to the same computer and setting."""
+        return self.environment == environment and not _differing_names(self.factors, told)
 
-    def take(self, told: _Factors, replays: Sequence[Replay]) -> None:
+    def add_replays(self, told: _Factors, replays: Sequence[Replay]) -> None:
+        """Add replays and the facts by factor that they record."""
         for name, facts in told.items():
             self.factors[name] = {**facts, **self.factors.get(name, {})}
         self.replays.extend(replays)
 
 
 def computer_settings(replays: Sequence[Replay], facts: Mapping[str, Mapping[str, Any]]) -> tuple[ComputerSetting, ...]:
-    """Replays by computer and setting: same environment, and no fact in which they differ of those that both tell.
-    `facts` are machine documents by digest. Names and origins are left open.
+    """Group replays by computer and setting: same environment, and no difference in facts that both record.
 
-    A replay that left no facts (it never ran, or died first) belongs to the setting with most replays among those of
-    its environment; if there is none, to nobody.
+    `facts` maps digests to machine documents. Names and origins are left empty. A replay without facts (it never ran,
+    or died first) joins the setting with most replays among those of its environment; without one, it is left out.
     """
-    mute, documents = _by_document(replays, facts)
+    mute, documents = _group_by_document(replays, facts)
     groups: list[_Group] = []
-    # What tells most comes first, so that who tells less finds its place whatever the order of the replays.
-    for (environment, _), (told, own) in sorted(documents.items(), key=lambda one: (-_told(one[1][0]), one[0])):
-        group = next((one for one in groups if one.fits(environment, told)), None)
+    # Documents with most facts come first, so that the grouping does not depend on the order of the replays.
+    for (environment, _), (told, own) in sorted(documents.items(), key=lambda one: (-_count_facts(one[1][0]), one[0])):
+        group = next((one for one in groups if one.is_match(environment, told)), None)
         if group is None:
             groups.append(group := _Group(environment, {}))
-        group.take(told, own)
+        group.add_replays(told, own)
     for replay in mute:
         fitting = [one for one in groups if one.environment == replay.spec.setting.environment]
         if fitting:
             max(fitting, key=lambda one: len(one.replays)).replays.append(replay)
     groups.sort(key=lambda one: (one.environment, digest(repr(sorted(one.factors.items())))))
-    return tuple(ComputerSetting("", "", one.factors, _in_order(one.replays, replays)) for one in groups)
+    return tuple(ComputerSetting("", "", one.factors, _order_replays(one.replays, replays)) for one in groups)
 
 
-def _told(told: _Factors) -> int:
+def _count_facts(told: _Factors) -> int:
     return sum(map(len, told.values()))
 
 
-def _in_order(some: Sequence[Replay], all_: Sequence[Replay]) -> tuple[Replay, ...]:
+def _order_replays(some: Sequence[Replay], all_: Sequence[Replay]) -> tuple[Replay, ...]:
     chosen = set(map(id, some))
     return tuple(replay for replay in all_ if id(replay) in chosen)
 
@@ -265,11 +269,13 @@ def _in_order(some: Sequence[Replay], all_: Sequence[Replay]) -> tuple[Replay, .
 _Documents = dict[tuple[str, str], tuple[dict[str, dict[str, str]], list[Replay]]]
 
 
-def _by_document(replays: Sequence[Replay], facts: Mapping[str, Mapping[str, Any]]) -> tuple[list[Replay], _Documents]:
-    """Replays without facts, and the others with their factors by environment and machine document."""
+def _group_by_document(
+    replays: Sequence[Replay], facts: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Replay], _Documents]:
+    """Return replays without facts, and the others with their factors by environment and machine document."""
     mute: list[Replay] = []
     found: _Documents = {}
-    whole = _only_copied(replays)
+    whole = _copied_environments(replays)
     for replay in replays:
         document, environment = facts.get(replay.machine), replay.spec.setting.environment
         if not isinstance(document, Mapping):
@@ -282,9 +288,10 @@ def _by_document(replays: Sequence[Replay], facts: Mapping[str, Mapping[str, Any
     return mute, found
 
 
-def _only_copied(replays: Sequence[Replay]) -> set[str]:
-    """Environments all of whose replays ran from copied sources; one copy among originals is a repeat. A capsule
-    always runs from a copy, which is no choice of anybody's.
+def _copied_environments(replays: Sequence[Replay]) -> set[str]:
+    """Return the environments in which all replays ran from copied sources; a copy among originals is a repeat.
+
+    Capsules are excluded: they always run from a copy, which is not a choice of setting.
     """
     seen: dict[str, set[str]] = {}
     for replay in replays:

@@ -1,1 +1,1 @@
-"""The programs of the lab: parts of the sweep command, and what make starts."""
+"""Programs: parts of the sweep command, and the commands that make starts."""

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..core import streams
-from ..core.quantities import significant, with_range
+from ..core.quantities import format_significant, range_cell
 from ..core.spec import Spec
 from ..planning import catalogue
 from ..snippet.text import Wanted, snippet
@@ -40,41 +40,41 @@ SCENARIOS = (
     "checkpoint/attention_dropout_loses_the_policy",
 )
 CASES = ("chosen_*", "default_throughout", "documented", "drawn_anew")
-"""With the references that they need, 24 plain passes."""
+"""Together with the references that they need, 24 plain passes."""
 FEW = "documented"
-"""With its references, 3 plain passes: what a forked sweep costs before it has much to do."""
+"""Together with its references, 3 plain passes: measures the fixed cost of a forked sweep."""
 GOALS = {"fresh": 1.0, "forked": 0.15}
-"""Largest ratio of wall time to bare interpreters."""
+"""Largest acceptable ratio of wall time to that of bare interpreters."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One way, once."""
+    """Timing of one way in one round."""
 
     way: str
     round: int
     wall: float
     """Seconds from start to end."""
     cpu: float
-    """Seconds of processor time, of it and all that it started."""
+    """CPU seconds of all processes that it started."""
 
 
 def specs() -> list[Spec]:
-    """The plain passes of the sweep, as the sweep itself plans them."""
-    # Hydra is not needed to read the help.
+    """Return the plain passes of the sweep, as the sweep itself plans them."""
+    # Imported here because --help does not need Hydra.
     from ..planning.config import Config, Device, Pass  # noqa: PLC0415
     from ..planning.plan import plan  # noqa: PLC0415
 
     cfg = Config(scenarios=list(SCENARIOS), cases=list(CASES), replays=1, passes=[Pass.plain], devices=[Device.cpu])
-    return list(plan(cfg, catalogue.cached()).specs)
+    return list(plan(cfg, catalogue.read_cached()).specs)
 
 
-def bare(wanted: Sequence[Spec], folder: Path, workers: int) -> None:
-    """Each case as a snippet under a bare interpreter, `workers` at a time; nothing is recorded."""
+def run_bare(wanted: Sequence[Spec], folder: Path, workers: int) -> None:
+    """Run each case as a snippet under a bare interpreter, `workers` at a time, without recording anything."""
     for index, spec in enumerate(wanted):
         question = spec.question
         path = catalogue.ROOT / "experiments" / "scenarios" / f"{question.scenario}.py"
-        # Without its reference: it is in the list itself, if it is needed.
+        # Without its reference, which is in the list itself if it is needed.
         one = Wanted(question.case, question.parameters, question.seed, question.dtype)
         text = snippet(path.read_text(encoding="utf-8-sig"), one).text
         (folder / f"{index:02}.py").write_text(text, encoding="utf-8")
@@ -89,29 +89,30 @@ def bare(wanted: Sequence[Spec], folder: Path, workers: int) -> None:
         time.sleep(0.005)
 
 
-def recorded(isolation: str, cases: Sequence[str], folder: Path, workers: int) -> None:
-    """The same cases as a sweep with everything on: archive, MLflow, report."""
+def run_recorded(isolation: str, cases: Sequence[str], folder: Path, workers: int) -> None:
+    """Run the same cases as a sweep with everything enabled: archive, MLflow, report."""
     scenarios = SCENARIOS if len(cases) > 1 else SCENARIOS[:1]
     command = [sys.executable, "-m", "experiments", f"scenarios=[{','.join(scenarios)}]", f"cases=[{','.join(cases)}]"]
     command += ["passes=[plain]", "replays=1", "device=cpu", f"isolation={isolation}", f"workers={workers}"]
-    # Without the profiled pass, what is expected of operators cannot be said: not a failure.
+    # Without the profiled pass, expectations about operators get "cannot say", which is not a failure.
     subprocess.run([*command, f"outputs={folder}"], cwd=catalogue.ROOT, capture_output=True, check=True)
 
 
-def timed(way: str, number: int, run: Callable[[Path], None]) -> Timing:
-    """Run it once in a new folder."""
+def time_run(way: str, number: int, run: Callable[[Path], None]) -> Timing:
+    """Run `run` once in a new folder and return its timing."""
     with tempfile.TemporaryDirectory(prefix="twofold-bench-") as folder:
-        before, started = _cpu(), time.perf_counter()
+        before, started = _cpu_seconds(), time.perf_counter()
         run(Path(folder))
-        return Timing(way, number, time.perf_counter() - started, _cpu() - before)
+        return Timing(way, number, time.perf_counter() - started, _cpu_seconds() - before)
 
 
-def _cpu() -> float:
+def _cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.app.benchmark", description=(__doc__ or "").partition("\n")[0]
     )
@@ -120,30 +121,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     wanted = specs()
     ways: dict[str, Callable[[Path], None]] = {
-        "bare": lambda folder: bare(wanted, folder, options.workers),
-        "fresh": lambda _: recorded("fresh", CASES, kept, options.workers),
-        "forked": lambda _: recorded("forked", CASES, kept, options.workers),
-        "forked, 3 cases": lambda _: recorded("forked", (FEW,), kept, options.workers),
+        "bare": lambda folder: run_bare(wanted, folder, options.workers),
+        "fresh": lambda _: run_recorded("fresh", CASES, kept, options.workers),
+        "forked": lambda _: run_recorded("forked", CASES, kept, options.workers),
+        "forked, 3 cases": lambda _: run_recorded("forked", (FEW,), kept, options.workers),
     }
     talk = Console(stderr=True)
     timings: list[Timing] = []
     with tempfile.TemporaryDirectory(prefix="twofold-bench-") as stores:
         kept = Path(stores)
-        recorded("forked", (FEW,), kept, options.workers)
+        run_recorded("forked", (FEW,), kept, options.workers)
         for number in range(options.rounds):
             for way, run in ways.items():
                 with talk.status(f"round {number + 1} of {options.rounds}: {way}"):
-                    timings.append(timed(way, number, run))
-    _show(timings, len(wanted))
+                    timings.append(time_run(way, number, run))
+    _print_table(timings, len(wanted))
     path = catalogue.ROOT / "outputs" / "bench.json"
     path.parent.mkdir(exist_ok=True)
-    facts = catalogue.cached().machine
+    facts = catalogue.read_cached().machine
     path.write_text(json.dumps({"timings": [asdict(one) for one in timings], "machine": facts}, indent=2))
     talk.print(f"every round, and the machine: {path.relative_to(catalogue.ROOT)}")
     return 0
 
 
-def _show(timings: Sequence[Timing], cases: int) -> None:
+def _print_table(timings: Sequence[Timing], cases: int) -> None:
     table = Table(title=f"{cases} cases, plain passes; medians")
     for head in ("way", "wall, s", "ratio", "goal", "CPU, s", "CPU ratio"):
         table.add_column(head, justify="left" if head == "way" else "right")
@@ -152,15 +153,16 @@ def _show(timings: Sequence[Timing], cases: int) -> None:
         wall, cpu = _medians(timings, way)
         goal = f"{GOALS[way]:.2f}" if way in GOALS else ""
         walls = [one.wall for one in timings if one.way == way]
-        ratios = [significant(wall / base[0]), goal, significant(cpu), significant(cpu / base[1])]
-        table.add_row(way, with_range(walls), *ratios)
+        ratios = [format_significant(wall / base[0]), goal, format_significant(cpu), format_significant(cpu / base[1])]
+        table.add_row(way, range_cell(walls), *ratios)
     Console().print(table)
     few, many = (_medians(timings, way)[0] for way in ("forked, 3 cases", "forked"))
     each, alone = (many - few) / (cases - 3), base[0] / cases
     print(
-        f"forked: {significant(few)} s go by before there is much to do (torch and mlflow are imported once each, the\n"
-        f"sweep is planned); then a case takes {significant(each * 1000)} ms, bare {significant(alone * 1000)} ms: "
-        f"ratio {significant(each / alone)}"
+        f"forked: {format_significant(few)} s go by before there is much to do "
+        "(torch and mlflow are imported once each, the\nsweep is planned); "
+        f"then a case takes {format_significant(each * 1000)} ms, bare {format_significant(alone * 1000)} ms: "
+        f"ratio {format_significant(each / alone)}"
     )
 
 
@@ -170,4 +172,4 @@ def _medians(timings: Sequence[Timing], way: str) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(streams.status("bench", main))
+    sys.exit(streams.run_program("bench", main))

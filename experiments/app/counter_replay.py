@@ -1,7 +1,7 @@
-"""Counter-replays: run what differs again, under our setting and with one factor flipped to what it is under another.
+"""Counter-replays: run differing cases again, under our setting and with one factor flipped to another setting's value.
 
-Control and flipped run are one sweep, so that nothing that is to be explained is its own witness. Part of the Hydra
-app, so it knows the archive and the reports as `__main__` does.
+Control and flipped run are one new sweep, so that the records to be explained are not used as evidence. Part of the
+Hydra app, so it may import the archive and the reports, as `__main__` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from experiments.analysis.flips import Flip
 from experiments.analysis.settings import label
 from experiments.app.progress import say
 from experiments.core.replay import replays
-from experiments.core.text import visible
+from experiments.core.text import visible_text
 from experiments.planning.config import (
     Config,
     ConfigError,
@@ -36,65 +36,65 @@ from reports.setting_comparison import EVERY, Across, Pair
 from store.archive import Archive
 
 RunPair = Callable[[Config, Config, AbstractSet[str]], int]
-"""Runs one sweep of a control, a flip and the cases of these digests. Gives the exit status."""
+"""Run one sweep of a control and a flip for the cases with these digests. Returns the exit status."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A flip, and what it is to explain."""
+    """A flip, and the differing pairs that it may explain."""
 
     flip: Flip
     pairs: list[Pair] = field(default_factory=list)
 
 
 def prove(cfg: Config, run: RunPair) -> int:
-    """Flip what can be flipped of what tells the latest sweep from the setting `cfg.prove`, and report on that sweep.
+    """Flip the factors in which the latest sweep and the setting `cfg.prove` differ, then report on that sweep.
 
-    Gives the exit status. Raises ConfigError if there is no such setting.
+    Returns the exit status. Raises ConfigError if there is no such setting.
     """
     with Archive.open(cfg.archive.url, Path(cfg.archive.blobs), create=False) as archive:
-        sweep = build.latest(archive)
-        found = _across(archive, sweep)
-        chosen = _chosen(cfg, found)
+        sweep = build.latest_own_sweep(archive)
+        found = _compare_settings(archive, sweep)
+        chosen = _select_settings(cfg, found)
         tasks = _tasks(found, chosen)
         for number, task in enumerate(tasks, 1):
             if task.flip.interpreter and not cfg.environment.python:
-                factor = visible(label(task.flip.factor))
+                factor = visible_text(label(task.flip.factor))
                 say(f"{factor}: not flipped: give another interpreter with PYTHON=/path/to/python")
                 continue
-            say(f"counter-replay {number} of {len(tasks)}: {visible(_described(task))}")
+            say(f"counter-replay {number} of {len(tasks)}: {visible_text(_describe_task(task))}")
             began = time.monotonic()
-            if _run(cfg, task, run) == 130:
+            if _run_task(cfg, task, run) == 130:
                 return 130
             say(f"took {time.monotonic() - began:.0f} s")
         if tasks and not cfg.dry_run:
-            found = _reported(cfg, archive, sweep)
+            found = _write_report(cfg, archive, sweep)
     for name in chosen:
-        _tell(name, found.causes.get(name, ()))
+        _print_causes(name, found.causes.get(name, ()))
     return 0
 
 
-def _across(archive: Archive, sweep: str) -> Across:
+def _compare_settings(archive: Archive, sweep: str) -> Across:
     made = replays(archive.records(sweep=sweep))
-    found = build.beside_others(archive, sweep, made, build.PUBLISHED)
+    found = build.compare_with_others(archive, sweep, made, build.PUBLISHED)
     if found is None:
         raise ConfigError(f"sweep {sweep} has run nothing; run `make run-all` first")
     return found
 
 
-def _chosen(cfg: Config, found: Across) -> list[str]:
-    """Names of the settings that are to be explained: those whose evidence is not ours."""
+def _select_settings(cfg: Config, found: Across) -> list[str]:
+    """Return the names of the settings to explain, whose evidence differs from ours."""
     names = [one.name for one in found.others]
     if cfg.prove == EVERY:
         return [name for name in names if found.causes.get(name)]
     if cfg.prove not in names:
         known = ", ".join([*names, EVERY]) if names else "none: what the latest sweep asked was run nowhere else"
-        raise ConfigError(f"prove={cfg.prove}: there is no such setting; known are {visible(known)}")
+        raise ConfigError(f"prove={cfg.prove}: there is no such setting; known are {visible_text(known)}")
     return [cfg.prove]
 
 
 def _tasks(found: Across, chosen: Sequence[str]) -> list[_Task]:
-    """What is to be flipped, each once, with all that it may explain."""
+    """Return each flip once, with all differing pairs that it may explain."""
     tasks: list[_Task] = []
     for other in found.others:
         if other.name not in chosen:
@@ -109,7 +109,7 @@ def _tasks(found: Across, chosen: Sequence[str]) -> list[_Task]:
     return tasks
 
 
-def _described(task: _Task) -> str:
+def _describe_task(task: _Task) -> str:
     flip, cases = task.flip, len({pair.ours.spec.question.case_digest() for pair in task.pairs})
     variables = ", ".join(f"{name}={value}" for name, value in sorted(flip.variables.items()))
     to = variables or flip.threads or flip.matmul_precision or flip.sources or "PYTHON"
@@ -119,14 +119,14 @@ def _described(task: _Task) -> str:
     )
 
 
-def _run(cfg: Config, task: _Task, run: RunPair) -> int:
-    control = _as_here(cfg, task)
+def _run_task(cfg: Config, task: _Task, run: RunPair) -> int:
+    control = _control_config(cfg, task)
     cases = {pair.ours.spec.question.case_digest() for pair in task.pairs}
-    return run(control, replace(control, environment=_flipped(cfg, control.environment, task.flip)), cases)
+    return run(control, replace(control, environment=_flipped_environment(cfg, control.environment, task.flip)), cases)
 
 
-def _as_here(cfg: Config, task: _Task) -> Config:
-    """A sweep of what differs, as ours ran."""
+def _control_config(cfg: Config, task: _Task) -> Config:
+    """Return the configuration of the control: a sweep of the differing cases under our setting."""
     ours = task.pairs[0].ours
     setting, settings = ours.spec.setting, [pair.ours.spec.setting for pair in task.pairs]
     environment = EnvironmentConfig(
@@ -157,8 +157,8 @@ def _as_here(cfg: Config, task: _Task) -> Config:
     )
 
 
-def _flipped(cfg: Config, control: EnvironmentConfig, flip: Flip) -> EnvironmentConfig:
-    """The control's environment but for the flip."""
+def _flipped_environment(cfg: Config, control: EnvironmentConfig, flip: Flip) -> EnvironmentConfig:
+    """Return the control's environment with the flip applied."""
     return replace(
         control,
         name=causes.environment(causes.FLIP, flip.factor),
@@ -170,18 +170,22 @@ def _flipped(cfg: Config, control: EnvironmentConfig, flip: Flip) -> Environment
     )
 
 
-def _reported(cfg: Config, archive: Archive, sweep: str) -> Across:
-    """Write the report on the sweep again; gives what it knows now."""
-    made = build.report(archive, sweep, sweep)
-    print(visible(f"report: {build.keep(made, Path(cfg.outputs) / 'reports', sweep)}"))
+def _write_report(cfg: Config, archive: Archive, sweep: str) -> Across:
+    """Write the report on the sweep again and return its comparison of settings."""
+    made = build.make_report(archive, sweep, sweep)
+    print(visible_text(f"report: {build.save_report(made, Path(cfg.outputs) / 'reports', sweep)}"))
     assert made.across is not None, "what has run once has not unrun"
     return made.across
 
 
-def _tell(name: str, found: Sequence[Cause]) -> None:
-    """What came of it, a line for each factor."""
-    print(f"why the bits of {visible(name)} differ from those here:" if found else f"{visible(name)}: no bits differ")
+def _print_causes(name: str, found: Sequence[Cause]) -> None:
+    """Print what is known about the causes, a line for each factor."""
+    print(
+        f"why the bits of {visible_text(name)} differ from those here:"
+        if found
+        else f"{visible_text(name)}: no bits differ"
+    )
     for one in found:
         followed = f"{one.followed} of {one.of} cases followed" if one.by else one.why
-        shown = "; ".join(visible(text) for text in (f"{one.ours} here, {one.theirs} there", followed) if text)
-        print(f"  {visible(f'{label(one.factor)}: {one.words}')} ({shown})")
+        shown = "; ".join(visible_text(text) for text in (f"{one.ours} here, {one.theirs} there", followed) if text)
+        print(f"  {visible_text(f'{label(one.factor)}: {one.words}')} ({shown})")

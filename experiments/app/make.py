@@ -1,13 +1,13 @@
-"""What `make` hands over, as arguments of our commands; and commands of make for others to paste.
+"""Turn the variables of `make` into arguments of our commands.
 
     python -m experiments.app.make run-all|capsule|replay|catalogue|snippet|test [WORD ...]
 
-Make's variables come in the environment, as they were typed, and the command is started with them as its arguments.
-So a value is text all the way, whatever is in it: the Makefile never expands one, no shell reads one, and Hydra gets
-it quoted. WORD is put before what is made of ARGS, which is split into words as a shell would, and not expanded.
+Make passes its variables in the environment, as they were typed, and they become arguments of the command. So a value
+is never interpreted, whatever it contains: the Makefile does not expand it, no shell reads it, and Hydra gets it
+quoted. WORD comes before the arguments from ARGS, which is split into words as a shell would, without expansion.
 
-SCENARIO may name several patterns with commas between them; a backslash takes the next character as it is. Exit
-status 2 if a value cannot be handed on, otherwise that of the command.
+SCENARIO may contain several patterns separated by commas; a backslash makes the next character literal. Exit status 2
+if a value cannot be passed on, otherwise that of the command.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HANDED = (
     *("SCENARIO", "CASE", "UNCHECKED", "DEVICE", "SUITE", "DRY_RUN", "WORKERS", "PORT", "ROUNDS"),
     *("ENVIRONMENT", "PROVE", "INTERPRETER", "SETUP", "PYTHON", "TORCH", "ARGS"),
 )
-"""What the Makefile exports. The command that is started does not see them: another program may know such a name."""
+"""Variables that the Makefile exports. They are removed for the command, as other programs may use the same names."""
 
 MODULES: Mapping[str, str] = {
     "run-all": "experiments",
@@ -41,25 +41,22 @@ _NO = ("", "0", "false", "no")
 
 
 class MakeError(Exception):
-    """A value cannot be handed on. The message says what was found and what is allowed."""
-
-
-# To be read.
+    """A value cannot be passed on. The message says what was found and what is allowed."""
 
 
 def patterns(value: str) -> list[str]:
-    """The patterns of SCENARIO: what stands between commas, without the spaces around it."""
+    """Return the patterns of SCENARIO, which commas separate, without surrounding spaces."""
     found: list[list[str]] = [[]]
     for piece in re.findall(r"\\.|.", value, re.DOTALL):
         if piece == ",":
             found.append([])
         else:
             found[-1].append(piece)
-    return [pattern for one in found if (pattern := _without_escapes(one))]
+    return [pattern for one in found if (pattern := _strip_escapes(one))]
 
 
-def _without_escapes(pieces: list[str]) -> str:
-    """Spaces at both ends are left out unless a backslash is before them."""
+def _strip_escapes(pieces: list[str]) -> str:
+    """Join pieces without their backslashes, and without unescaped spaces at both ends."""
     while pieces and pieces[-1].isspace():
         pieces.pop()
     while pieces and pieces[0].isspace():
@@ -68,20 +65,20 @@ def _without_escapes(pieces: list[str]) -> str:
 
 
 def override(key: str, *values: str, several: bool = False) -> str:
-    """A Hydra override that sets the key to this text, or to a list of these."""
-    quoted = ",".join(map(_quoted, values))
+    """Return a Hydra override that sets the key to this text, or to a list of these texts."""
+    quoted = ",".join(map(_quote_text, values))
     return f"{key}=[{quoted}]" if several else f"{key}={quoted}"
 
 
-def _quoted(text: str) -> str:
-    """As Hydra's grammar quotes; what follows `${` would be looked up. A backslash counts only before these."""
+def _quote_text(text: str) -> str:
+    """Quote text for Hydra, with `${` escaped. A backslash is special only before that or a quote."""
     text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
     text = re.sub(r"(\\*)'", r"\1\1\\'", text)
     return "'" + re.sub(r"(\\+)\Z", r"\1\1", text) + "'"
 
 
 def arguments(target: str, given: Mapping[str, str], words: Sequence[str] = ()) -> list[str]:
-    """The arguments of a target's program. Raises MakeError if there can be none."""
+    """Return the arguments of a target's program. Raises MakeError if a value cannot be passed on."""
     scenarios = patterns(given.get("SCENARIO", ""))
     if target == "catalogue":
         return [*words, "--", *scenarios]
@@ -90,10 +87,10 @@ def arguments(target: str, given: Mapping[str, str], words: Sequence[str] = ()) 
             raise MakeError(f"SCENARIO names {len(scenarios)} scenarios; a snippet is of one")
         checked = [] if given.get("UNCHECKED", "") in _NO else ["--unchecked"]
         return [*words, *checked, "--", *(scenarios or [""]), given.get("CASE", "")]
-    extra = _split(given.get("ARGS", ""))
+    extra = _split_words(given.get("ARGS", ""))
     if target == "test":
         return [*words, *extra]
-    elsewhere = _elsewhere(given) if target == "replay" else []
+    elsewhere = _replay_arguments(given) if target == "replay" else []
     chosen = [override("scenarios", *scenarios, several=True)] if scenarios else []
     named = (("device", "DEVICE"), ("suite", "SUITE"), ("workers", "WORKERS"))
     chosen += [override(key, given[name]) for key, name in named if given.get(name)]
@@ -101,8 +98,8 @@ def arguments(target: str, given: Mapping[str, str], words: Sequence[str] = ()) 
     return [*words, *elsewhere, *chosen, *dry, *extra]
 
 
-def _elsewhere(given: Mapping[str, str]) -> list[str]:
-    """Where `replay` runs. INTERPRETER is a PYTHON that was given to make itself."""
+def _replay_arguments(given: Mapping[str, str]) -> list[str]:
+    """Return the arguments that say where `replay` runs. INTERPRETER is the PYTHON that was given to make itself."""
     environment, python = given.get("ENVIRONMENT", ""), given.get("INTERPRETER", "")
     made = [override("environment", environment)] if environment else []
     made += [override("prove", given["PROVE"])] if given.get("PROVE") else []
@@ -117,7 +114,7 @@ def _elsewhere(given: Mapping[str, str]) -> list[str]:
     return made
 
 
-def _split(value: str) -> list[str]:
+def _split_words(value: str) -> list[str]:
     try:
         return shlex.split(value)
     except ValueError as error:
@@ -125,6 +122,7 @@ def _split(value: str) -> list[str]:
 
 
 def main(words: Sequence[str]) -> NoReturn:
+    """Replace this process by the program of the target, with its arguments."""
     try:
         target, *more = words
         made = arguments(target, os.environ, more)

@@ -1,6 +1,6 @@
-"""What the driver says while it works: a live bar on a terminal, a line for each scenario elsewhere.
+"""Progress of the driver: a live bar on a terminal, a line for each scenario elsewhere.
 
-On stderr, because results go to stdout.
+Written to stderr, because results go to stdout.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from experiments.core.text import visible
+from experiments.core.text import visible_text
 
 console = Console(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
-    """A sentence for the person who watches."""
-    console.print(escape(visible(text, lines=True)), soft_wrap=True)
+    """Print a sentence to stderr."""
+    console.print(escape(visible_text(text, lines=True)), soft_wrap=True)
 
 
 class Bar:
-    """The one bar of a sweep: done, running, not as expected, time left."""
+    """The progress bar of a sweep: done, running, not as expected, time left."""
 
     def __init__(self, total: int, done: int) -> None:
         self._progress = Progress(
@@ -41,7 +41,7 @@ class Bar:
         self._task: TaskID = self._progress.add_task("sweep", total=total, completed=done, running=0, wrong=0)
 
     def __enter__(self) -> Self:
-        if console.is_terminal:  # elsewhere even a bar that is switched off ends with an empty line
+        if console.is_terminal:  # elsewhere even a disabled bar ends with an empty line
             self._progress.start()
         return self
 
@@ -51,15 +51,17 @@ class Bar:
         if console.is_terminal:
             self._progress.stop()
 
-    def running(self, count: int) -> None:
+    def show_running(self, count: int) -> None:
+        """Show how many processes are running."""
         self._progress.update(self._task, running=count)
 
-    def ended(self) -> None:
+    def count_ended(self) -> None:
+        """Count one more process as done."""
         self._done += 1
         self._progress.update(self._task, completed=self._done)
 
-    def judged(self, scenario: str, counts: dict[str, int]) -> None:
-        """All of a scenario is done; `counts` are replays by verdict, none if nobody judges."""
+    def count_verdicts(self, scenario: str, counts: dict[str, int]) -> None:
+        """Count the verdicts of a finished scenario; `counts` are replays by verdict, empty if none are judged."""
         self._wrong += counts.get("not as expected", 0)
         self._progress.update(self._task, wrong=self._wrong)
         shown = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))

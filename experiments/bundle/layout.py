@@ -1,23 +1,23 @@
-"""The layout of a bundle: records, and what they rest on, in one zip. What is in it is judged in store/bundles.py.
+"""Layout of a bundle: one zip of records and what they need. store/bundles.py verifies the contents.
 
     manifest.json              {"schema": 3, "members": {name: {"digest": ..., "bytes": ...}}}
     records/<digest>.json      exact text
-    plans/<digest>.json        what a sweep set out to run, and
-    sweeps/<digest>.json       which records it got: core/sweep.py says how both are written
+    plans/<digest>.json        what a sweep planned to run, and
+    sweeps/<digest>.json       which records it produced: core/sweep.py defines both formats
     documents/<digest>.txt     machines and sources
     blobs/<digest>             tensors
-    signature.json             what somebody signed the manifest with, if anybody did; not in the manifest
+    signature.json             optional signature of the manifest; not listed in the manifest
 
-The same records give the same members and manifest; whole files are equal wherever zlib is the same. What
-processes wrote to stdout and stderr stays behind, since it may name paths.
+The same records yield the same members and manifest; whole files are equal wherever zlib is the same. The stdout and
+stderr of processes are left out, since they may name paths.
 
 The seal is the comment of the zip, the last 64 bytes of the file: the SHA-256 in hexadecimal of all bytes before
-it. Anybody can seal, so it says only that no byte has changed since; who made a bundle is for the signature to say.
+it. Anyone can seal a file, so a seal shows only that no byte has changed since; the signature shows who made it.
 
 Schema history:
     1   first.
     2   sealed; may be signed.
-    3   may have sweeps with their plans.
+    3   may contain sweeps with their plans.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
 
 LARGEST_FILE = 1 << 30
-"""Bytes of a bundle on disk; ten thousand records take a tenth of it."""
+"""Largest bundle on disk, in bytes; ten thousand records take a tenth of it."""
 LARGEST_MEMBER = 1 << 26
-"""Bytes of a blob."""
+"""Largest blob, in bytes."""
 LARGEST_TEXT = 1 << 23
-"""Bytes of the manifest, a record, a plan, a sweep or a document. The longest records, lists of operators, take a few
-million; the plan of five hundred processes takes half a million. Parsed, a text made for it takes fifty times as much.
+"""Largest manifest, record, plan, sweep or document, in bytes. The longest records, lists of operators, take a few
+million; the plan of five hundred processes takes half a million. Parsed, a malicious text takes fifty times as much.
 """
 LARGEST_SIGNATURE = 1 << 20
 LARGEST_TOTAL = 1 << 32
@@ -55,22 +55,22 @@ LARGEST_TOTAL = 1 << 32
 LARGEST_RECORDS = 1 << 27
 """Bytes of all records, plans and sweeps unpacked."""
 MOST_MEMBERS = 40_000
-"""More would not fit into the list of a plain zip, nor their names into a manifest of LARGEST_TEXT."""
+"""Most members. More would not fit into the central directory of a plain zip, nor into a manifest of LARGEST_TEXT."""
 
 assert LARGEST_TEXT < LARGEST_MEMBER < LARGEST_RECORDS < LARGEST_FILE < LARGEST_TOTAL
 assert MOST_MEMBERS * 200 < LARGEST_TEXT
 
 DOCUMENTS = ("machine", "source")
-"""Kinds of content that are texts; the others are blobs."""
+"""Kinds of content that are stored as documents; the others are blobs."""
 LEFT_BEHIND = ("stdout", "stderr", "unreadable")
-"""Kinds of content that no bundle has."""
+"""Kinds of content that are left out of bundles."""
 PARSED = ("records/", "plans/", "sweeps/")
 """Folders of the members that are parsed."""
 OF_SWEEPS = ("plans/", "sweeps/")
-"""Folders that only a bundle with sweeps has."""
+"""Folders that only bundles with sweeps contain."""
 
 REFUSALS: Mapping[str, str] = {
-    # Of the file.
+    # About the file.
     "long": "has {bytes} bytes; at most {most} are read",
     "end": "is no bundle, or was cut: it does not end as a zip does, with nothing behind or a seal of 64 digits",
     "other zip": "is a zip of several parts or of the 64-bit kind; a bundle is a plain one: export it again",
@@ -83,7 +83,7 @@ REFUSALS: Mapping[str, str] = {
     "total": "the members say that they unpack to {bytes} bytes; at most {most} are read",
     "records": "the records, plans and sweeps say that they unpack to {bytes} bytes; at most {most} are read",
     "empty": "there is no record in it",
-    # Of a member, before it is unpacked.
+    # About a member before it is unpacked.
     "leaves": "its name leaves the folder",
     "link": "it is a link",
     "special": "it is no regular file",
@@ -94,7 +94,7 @@ REFUSALS: Mapping[str, str] = {
     "headers": "its header before the content is not the one in the list",
     "additions": "its header has additions that a bundle has not",
     "says": "it says that it unpacks from {packed} to {bytes} bytes; at most {most} are read",
-    # Of a member, unpacked.
+    # About an unpacked member.
     "unpacked": "cannot be unpacked: {why}",
     "crc": "has another checksum (CRC-32) than its header says",
     "no manifest": "there is none, so this is not a bundle",
@@ -120,13 +120,13 @@ REFUSALS: Mapping[str, str] = {
     "needed": "a record or sweep needs it, and it is missing",
     "spare": "no record or sweep needs it",
 }
-"""Every reason for which a bundle is refused. A sentence without its subject, a member or the file."""
+"""Every reason to refuse a bundle: a sentence without its subject, which is a member or the file."""
 
 _NAMES = re.compile(r"(?:records|plans|sweeps)/[0-9a-f]{64}\.json|documents/[0-9a-f]{64}\.txt|blobs/[0-9a-f]{64}")
 SEAL_LENGTH = 64
 _ENCRYPTED = 0x1
 _HARMLESS_FLAGS = 0x0806
-"""How hard the packer tried, and that names are UTF-8."""
+"""Bits for the compression level and for UTF-8 names."""
 
 
 class PackError(Exception):
@@ -134,12 +134,12 @@ class PackError(Exception):
 
 
 def refusal(name: str, **values: Any) -> str:
-    """The sentence of `REFUSALS` with what was found in it."""
+    """Return the sentence of `REFUSALS` with these values filled in."""
     return REFUSALS[name].format(**values)
 
 
-def needed(record: Record) -> dict[str, tuple[str, str]]:
-    """The members that a bundle of this record must have: name -> kind and digest of the content."""
+def required_members(record: Record) -> dict[str, tuple[str, str]]:
+    """Return the members that a bundle of this record must have: name -> kind and digest of the content."""
     kept = [(kind, name) for name, kind in record.blobs().items() if kind not in LEFT_BEHIND]
     return {
         f"documents/{name}.txt" if kind in DOCUMENTS else f"blobs/{name}": (kind, name) for kind, name in sorted(kept)
@@ -147,8 +147,9 @@ def needed(record: Record) -> dict[str, tuple[str, str]]:
 
 
 def read_record(text: str) -> Record:
-    """The record of a text. Raises PackError if it is no record, a newer one, not canonical JSON, or holds more than
-    `bounds` allows.
+    """Parse a record.
+
+    Raises PackError if the text is not a record, has a newer schema, is not canonical JSON, or exceeds `core.bounds`.
     """
     try:
         exact, record = is_canonical(text), Record.from_text(text)
@@ -161,8 +162,8 @@ def read_record(text: str) -> Record:
 
 
 def is_canonical(text: str) -> bool:
-    """Whether a JSON text is what `canonical` makes of its value. Raises RecordError as `parse` does."""
-    return _plainly_canonical(text) or canonical(parse(text)) == text
+    """Whether a JSON text equals the `canonical` form of its value. Raises RecordError as `parse` does."""
+    return _is_plainly_canonical(text) or canonical(parse(text)) == text
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
@@ -170,22 +171,22 @@ _LONG_INTEGER = re.compile(r"(?:^|[:,\[-])[0-9]{16}")
 _TWO_UNITS = re.compile("[\U00010000-\U0010ffff]")
 
 
-def _plainly_canonical(text: str) -> bool:
-    """A fast answer for nearly all texts, False where this cannot tell.
+def _is_plainly_canonical(text: str) -> bool:
+    """Return True quickly for nearly all canonical texts, False where this check cannot decide.
 
-    json writes what RFC 8785 asks for, but for long numbers and for the order of keys outside of UTF-16's first
-    plane; `canonical` looks at the depth as well.
+    json writes what RFC 8785 requires, except for long numbers and for the order of keys outside the Basic
+    Multilingual Plane; `canonical` limits the depth as well.
     """
     if _LONG_INTEGER.search(text) or not (text.isascii() or not _TWO_UNITS.search(text)):
         return False
     try:
-        value = json.loads(text, parse_float=_canonical_float, parse_constant=_canonical_float)
+        value = json.loads(text, parse_float=_parse_canonical_float, parse_constant=_parse_canonical_float)
         return _ENCODER.encode(value) == text and _is_shallow(value)
     except (ValueError, RecursionError):
         return False
 
 
-def _canonical_float(literal: str) -> float:
+def _parse_canonical_float(literal: str) -> float:
     value = float(literal)
     if canonical(value) != literal:
         raise ValueError
@@ -201,19 +202,21 @@ def _is_shallow(value: Any) -> bool:
 
 
 def file_digest(file: BinaryIO) -> bytes:
+    """Return the hexadecimal SHA-256 of all bytes of a file before its seal."""
     left = file.seek(0, 2) - SEAL_LENGTH
     file.seek(0)
-    made = hashlib.sha256()
+    checksum = hashlib.sha256()
     while left > 0:
         part = file.read(min(left, 1 << 20))
         if not part:
             break
-        made.update(part)
+        checksum.update(part)
         left -= len(part)
-    return made.hexdigest().encode("ascii")
+    return checksum.hexdigest().encode("ascii")
 
 
-def oversized_members(found: Iterable[Member]) -> Iterator[str]:
+def size_refusals(found: Iterable[Member]) -> Iterator[str]:
+    """Yield a refusal for each limit that these members exceed together."""
     listed = list(found)
     total = sum(one.size for one in listed)
     records = sum(one.size for one in listed if one.name.startswith(PARSED))
@@ -226,7 +229,7 @@ def oversized_members(found: Iterable[Member]) -> Iterator[str]:
 
 
 def is_name(name: str) -> bool:
-    """Whether a bundle may have a member of this name."""
+    """Whether a bundle may contain a member of this name."""
     return name in (MANIFEST, SIGNATURE) or _NAMES.fullmatch(name) is not None
 
 
@@ -234,37 +237,37 @@ def is_name(name: str) -> bool:
 
 
 class Member(NamedTuple):
-    """A member as the list of a zip has it."""
+    """A member as described in the central directory of a zip."""
 
     name: str
     size: int
-    """Its length unpacked."""
+    """Unpacked length in bytes, as declared."""
     packed: int = 0
     start: int = 0
-    """Where its content begins."""
+    """Offset of its content in the file."""
     crc: int = 0
     method: int = zipfile.ZIP_STORED
     flags: int = 0
     mode: int = 0
     agrees: bool = True
-    """Whether its two headers say the same."""
+    """Whether its two headers agree."""
     additions: bool = False
-    """Whether one of them says more than is asked for: extra fields or a comment."""
+    """Whether a header has extra fields or a comment."""
 
-    def most(self) -> int:
-        """Bytes that it may unpack to."""
+    def size_limit(self) -> int:
+        """Return how many bytes it may unpack to."""
         if self.name == SIGNATURE:
             return LARGEST_SIGNATURE
         return LARGEST_MEMBER if self.name.startswith("blobs/") else LARGEST_TEXT
 
-    def too_long(self) -> str | None:
-        """Why it is not read, if it is too long."""
-        if max(self.size, self.packed) <= self.most():
+    def size_refusal(self) -> str | None:
+        """Return why it is not read, or None if it is not too long."""
+        if max(self.size, self.packed) <= self.size_limit():
             return None
-        return refusal("says", packed=self.packed, bytes=self.size, most=self.most())
+        return refusal("says", packed=self.packed, bytes=self.size, most=self.size_limit())
 
-    def wrong(self) -> str | None:
-        """Why it is not unpacked, if anything about it is not as in a bundle."""
+    def layout_refusal(self) -> str | None:
+        """Return why it is not unpacked, or None if its name and headers are those of a bundle member."""
         if self.name.startswith(("/", "\\")) or ":" in self.name or ".." in re.split(r"[/\\]", self.name):
             return refusal("leaves")
         if not is_name(self.name):
@@ -273,9 +276,9 @@ class Member(NamedTuple):
             return refusal("link")
         if stat.S_IFMT(self.mode) not in (0, stat.S_IFREG):
             return refusal("special")
-        return self._wrongly_packed()
+        return self._packing_refusal()
 
-    def _wrongly_packed(self) -> str | None:
+    def _packing_refusal(self) -> str | None:
         if self.flags & _ENCRYPTED:
             return refusal("encrypted")
         if self.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -284,4 +287,4 @@ class Member(NamedTuple):
             return refusal("headers")
         if self.additions or self.flags & ~_HARMLESS_FLAGS:
             return refusal("additions")
-        return self.too_long()
+        return self.size_refusal()

@@ -1,10 +1,10 @@
-"""Reads a bundle, strictly.
+"""Strict reader of bundles.
 
-A bundle is read here and not by zipfile, which overlooks what a bundle must not have: bytes that belong to no
-member, two headers that differ, additions to them. Nothing is unpacked before the whole layout has been looked at,
-and nothing beyond its bound: whoever made it, looking at a bundle takes no more memory than the larger of twice
-LARGEST_MEMBER and sixty times LARGEST_TEXT (for JSON that is made to be large when parsed), beside a kilobyte for
-each member; and no more time than three seconds for each MiB of records and plans and five for each GiB of the rest.
+zipfile is not used because it accepts what a bundle must not have: bytes that belong to no member, headers that
+disagree, additions to headers. Nothing is unpacked before the whole layout has been checked, and nothing beyond its
+limit: whoever made a bundle, reading it takes at most the larger of twice LARGEST_MEMBER and sixty times LARGEST_TEXT
+of memory (for JSON crafted to be large when parsed), plus a kilobyte for each member; and at most three seconds for
+each MiB of records and plans and five for each GiB of the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from typing import BinaryIO, Iterator
 
-from .layout import LARGEST_FILE, MOST_MEMBERS, SEAL_LENGTH, Member, PackError, file_digest, oversized_members, refusal
+from .layout import LARGEST_FILE, MOST_MEMBERS, SEAL_LENGTH, Member, PackError, file_digest, refusal, size_refusals
 
 _END = struct.Struct("<4s4H2LH")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
@@ -23,36 +23,36 @@ _LONGEST_ENTRY = 512
 
 
 class Packed:
-    """A bundle whose file is laid out as it must be; the contents have not been looked at."""
+    """A bundle file with a valid layout; its contents are not verified yet."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Raises PackError if the file is not what a bundle is; of single members see `wrong`."""
+        """Raises PackError if the file is not a bundle. `member_refusals` checks the single members."""
         self._file = file
-        count, start, length, self.sealed = _end(file)
-        if self.sealed and not _is_sealed(file):
+        count, start, length, self.sealed = _read_end(file)
+        if self.sealed and not _has_valid_seal(file):
             raise PackError(refusal("seal"))
         if count > MOST_MEMBERS:
             raise PackError(refusal("many", count=count, most=MOST_MEMBERS))
-        self._listed = list(_listed(file, count, start, length))
-        for problem in oversized_members(self._listed):
+        self._listed = list(_read_members(file, count, start, length))
+        for problem in size_refusals(self._listed):
             raise PackError(problem)
         self.members = {one.name: one for one in self._listed}
 
-    def wrong(self) -> Iterator[tuple[str, str]]:
-        """Names of members, and why each is refused. Only if there are none may contents be asked for."""
+    def member_refusals(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of refused members with the reasons. `content` may only be called if there are none."""
         seen: set[str] = set()
         for one in self._listed:
-            problem = refusal("twice") if one.name in seen else one.wrong()
+            problem = refusal("twice") if one.name in seen else one.layout_refusal()
             if problem:
                 yield one.name, problem
             seen.add(one.name)
 
     def content(self, name: str) -> bytes:
-        """A member unpacked. Raises PackError if it is not what its header says, KeyError if there is none."""
+        """Return a member, unpacked. Raises PackError if it contradicts its header, KeyError if it does not exist."""
         member = self.members[name]
         self._file.seek(member.start)
         packed = self._file.read(member.packed)
-        content = packed if member.method == zipfile.ZIP_STORED else _inflated(packed, member.size)
+        content = packed if member.method == zipfile.ZIP_STORED else _inflate_member(packed, member.size)
         if len(content) != member.size:
             raise PackError(refusal("unpacked", why=f"it has not the {member.size} bytes that it says"))
         if zlib.crc32(content) != member.crc:
@@ -60,7 +60,7 @@ class Packed:
         return content
 
 
-def _inflated(packed: bytes, size: int) -> bytes:
+def _inflate_member(packed: bytes, size: int) -> bytes:
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         content = unpacker.decompress(packed, size + 1)
@@ -73,8 +73,8 @@ def _inflated(packed: bytes, size: int) -> bytes:
     return content
 
 
-def _end(file: BinaryIO) -> tuple[int, int, int, bool]:
-    """How many members there are, where their list is and how long, and whether there is a seal."""
+def _read_end(file: BinaryIO) -> tuple[int, int, int, bool]:
+    """Return the number of members, offset and length of the central directory, and whether there is a seal."""
     size = file.seek(0, 2)
     if size > LARGEST_FILE:
         raise PackError(refusal("long", bytes=size, most=LARGEST_FILE))
@@ -84,11 +84,11 @@ def _end(file: BinaryIO) -> tuple[int, int, int, bool]:
             file.seek(place)
             mark, *numbers, length, start, said = _END.unpack(file.read(_END.size))
             if mark == b"PK\x05\x06" and said == comment:
-                return _plain_end(numbers, length, start, place), start, length, bool(comment)
+                return _check_end(numbers, length, start, place), start, length, bool(comment)
     raise PackError(refusal("end"))
 
 
-def _plain_end(numbers: list[int], length: int, start: int, place: int) -> int:
+def _check_end(numbers: list[int], length: int, start: int, place: int) -> int:
     disk, first, here, count = numbers
     if disk or first or here != count or count == 0xFFFF or 0xFFFFFFFF in (length, start):
         raise PackError(refusal("other zip"))
@@ -97,14 +97,14 @@ def _plain_end(numbers: list[int], length: int, start: int, place: int) -> int:
     return count
 
 
-def _is_sealed(file: BinaryIO) -> bool:
-    made = file_digest(file)
+def _has_valid_seal(file: BinaryIO) -> bool:
+    expected = file_digest(file)
     file.seek(-SEAL_LENGTH, 2)
-    return file.read() == made
+    return file.read() == expected
 
 
-def _listed(file: BinaryIO, count: int, start: int, length: int) -> Iterator[Member]:
-    """The members in the order of the list, which must be that of the file, without a gap."""
+def _read_members(file: BinaryIO, count: int, start: int, length: int) -> Iterator[Member]:
+    """Yield the members in the order of the central directory, which must be their order in the file, without gaps."""
     file.seek(start)
     entries = file.read(length)
     place = at = 0
@@ -117,15 +117,15 @@ def _listed(file: BinaryIO, count: int, start: int, length: int) -> Iterator[Mem
         at += _ENTRY.size + name + extra + comment
         if fields[16] != place or at > length:
             raise PackError(refusal("gap" if at <= length else "list"))
-        member = _member(file, entry, place, start)
+        member = _read_member(file, entry, place, start)
         place = member.start + member.packed
         yield member
     if at != length or place != start:
         raise PackError(refusal("list" if at != length else "gap"))
 
 
-def _member(file: BinaryIO, entry: bytes, place: int, end: int) -> Member:
-    """The member of an entry of the list, whose own header is at `place`, before `end`."""
+def _read_member(file: BinaryIO, entry: bytes, place: int, end: int) -> Member:
+    """Return the member of a central directory entry, whose local header is at `place`, before `end`."""
     fields = _ENTRY.unpack_from(entry)
     _, _, _, flags, method, _, _, crc, packed, size, _, extra, comment, disk, inner, outer, _ = fields
     file.seek(place)

@@ -1,1 +1,1 @@
-"""The capsule, one file that runs scenarios anywhere with torch and compares what they give. Portable."""
+"""The capsule: one file that runs scenarios anywhere with torch and compares the results. Portable."""

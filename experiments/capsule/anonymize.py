@@ -1,4 +1,4 @@
-"""Replaces the names of host, user and folders in records that are to be sent."""
+"""Remove the names of host, user and folders from records before they are sent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..core.record import Record
 from . import archive
 
 
-def _names() -> list[str]:
-    """What names this host and this user. Names that all systems have in common name nobody."""
+def _local_names() -> list[str]:
+    """Return the names of this host and this user, longest first, without names that many systems share."""
     found = {platform.node(), platform.node().partition(".")[0]}
-    with contextlib.suppress(OSError, KeyError, ImportError):  # a system may not know of users
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a system may have no user names
         found.add(getpass.getuser())
     return sorted((name for name in found if len(name) > 1 and name not in _NOBODY), key=len, reverse=True)
 
@@ -36,23 +36,23 @@ _NAMES = (
     r"(?P<before>\w@){name}(?![\w-])",
     r"(?P<before>//){name}(?=[:/]|$)",
 )
-"""Where a word is the name of a host or user, whatever else it means."""
+"""Contexts in which a word is the name of a host or user, whatever else it may mean."""
 
 
 @dataclass(frozen=True)
 class NameHider:
-    """Names that are to be hidden."""
+    """The names to hide."""
 
     names: Sequence[str]
-    """Wherever they stand."""
+    """Hidden wherever they occur."""
     ordinary: Sequence[str]
-    """Only where they cannot be anything else: a host may be called `torch`."""
+    """Ordinary words, hidden only where they must be a name: a host may be called `torch`."""
 
     @classmethod
-    def here(cls, home: archive.Content, records: Sequence[Record], fetch: Any) -> NameHider:
-        """Those of this host and user. A name is a word if the sources, torch or another host's evidence have it."""
+    def for_this_host(cls, home: archive.Content, records: Sequence[Record], fetch: Any) -> NameHider:
+        """Build a hider for this host and user. Names in the sources, torch or other evidence are ordinary words."""
         facts = [parse((fetch(one.observation.machine) or b"{}").decode("utf-8")) for one in records if one.observation]
-        # Where it is the same host, its evidence may name it.
+        # On the same host, its evidence may contain the names.
         others = [] if any(one.get("host") == home.machine["host"] for one in facts) else home.records
         sources = {one.digest for record in records if record.observation for one in record.observation.sources}
         texts = [
@@ -64,26 +64,26 @@ class NameHider:
             *(name for record in records for name in record.outcome.bases),
             *((fetch(name) or b"").decode("utf-8", "replace") for name in sources),
         ]
-        words = {word for text in texts for word in _WORD.findall(_without_paths(text))}
+        words = {word for text in texts for word in _WORD.findall(_hide_paths(text))}
         known = {word.lower() for word in words}
-        ordinary = [name for name in _names() if name.lower() in known]
-        return cls([name for name in _names() if name not in ordinary], ordinary)
+        ordinary = [name for name in _local_names() if name.lower() in known]
+        return cls([name for name in _local_names() if name not in ordinary], ordinary)
 
-    def clean(self, value: Any) -> Any:
-        """A JSON value without these names and without absolute paths in its texts."""
+    def clean_value(self, value: Any) -> Any:
+        """Return a JSON value with these names and all absolute paths removed from its texts."""
         if isinstance(value, dict):
-            return {key: self.clean(inside) for key, inside in value.items()}
+            return {key: self.clean_value(inside) for key, inside in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self.clean(inside) for inside in value]
+            return [self.clean_value(inside) for inside in value]
         if not isinstance(value, str):
             return value
-        value = _without_paths(value)
+        value = _hide_paths(value)
         for name in self.names:
             value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "NAME", value)
-        return self._without_ordinary(value)
+        return self._hide_ordinary_names(value)
 
-    def _without_ordinary(self, text: str) -> str:
-        """A word is left where without it the text would be compared as another one."""
+    def _hide_ordinary_names(self, text: str) -> str:
+        """Hide ordinary words, except where that would change the normalized text that is compared."""
         for name in self.ordinary:
             made = text
             for where in _NAMES:
@@ -91,8 +91,8 @@ class NameHider:
             text = made if normalize(made) == normalize(text) else text
         return text
 
-    def left(self, texts: Sequence[str]) -> list[str]:
-        """The names that some of these texts still have."""
+    def remaining_names(self, texts: Sequence[str]) -> list[str]:
+        """Return the names that still occur in these texts."""
         return [
             name
             for name in (*self.names, *self.ordinary)
@@ -106,16 +106,16 @@ def _operators(record: Record) -> Iterator[Operator]:
         yield from listed
 
 
-def _without_paths(text: str) -> str:
+def _hide_paths(text: str) -> str:
     for path in PATHS:
-        if path != PATHS[RELATIVE]:  # names files of ours and of torch
+        if path != PATHS[RELATIVE]:  # matches files of this project and of torch
             text = re.sub(path, r"\g<quote>PATH\g<quote>" if "quote" in path else "PATH", text)
     return text
 
 
 def anonymize_record(record: Record, fetch: Any, added: dict[str, bytes], hidden: NameHider) -> Record:
-    """The record without host, user and paths. What is compared stays: a fingerprint has no paths either."""
-    clean = hidden.clean
+    """Return the record without host, user and paths. Compared values stay: a fingerprint has no paths either."""
+    clean = hidden.clean_value
     ended = record.outcome
     outcome = replace(ended, message=clean(ended.message), traceback=clean(ended.traceback), detail=clean(ended.detail))
     seen = record.observation

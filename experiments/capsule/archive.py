@@ -1,14 +1,14 @@
-"""Scenarios as one file that runs anywhere with torch: what is in a capsule, and how it is read.
+"""Write and read capsules: scenarios in one file that runs anywhere with torch.
 
     __main__.py                 imports the package below under its own name and starts `capsule.main`
-    twofold_capsule/...         the portable rooms and the chosen scenarios: byte for byte as they are here
-    content.json                specs, and the evidence that they gave at home
-    content.bin                 tensors of that evidence, one after the other
+    twofold_capsule/...         the portable packages and the chosen scenarios, byte for byte as they are here
+    content.json                specs, and the evidence that they produced at home
+    content.bin                 tensors of that evidence, concatenated
 
-A record of home is reduced to what a replay is compared by: no times, no memory, no output. So two sweeps of equal
-evidence make the same capsule, wherever zlib is the same.
+"Home" is the machine where the capsule was made. Its records are reduced to what replays are compared by: no times,
+no memory, no output. So two sweeps with equal evidence produce the same capsule, wherever zlib is the same.
 
-Only the standard library is imported here, and nothing newer than Python 3.9.
+Imports only the standard library, and nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
-from ..bundle.writer import put
+from ..bundle.writer import put_member
 from ..core.canonical_json import canonical, digest, parse
 from ..core.observation import Ending, Output
 from ..core.record import Record
@@ -30,10 +30,10 @@ from ..core.schema_history import SCHEMA
 from ..core.spec import Spec
 
 LARGEST = 8 * 2**20
-"""Bytes of a capsule: what can be attached to a report of a fault."""
+"""Largest capsule, in bytes: what can be attached to a bug report."""
 
 PACKAGE = "twofold_capsule"
-"""The name under which `experiments` is mounted, which nobody else's folder has."""
+"""The name under which `experiments` is imported, chosen not to collide with other packages."""
 
 _MAIN = f"""import os
 import sys
@@ -51,32 +51,33 @@ Fetch = Callable[[str], Optional[bytes]]
 
 
 class CapsuleError(Exception):
-    """A capsule cannot be made or read. The message says what to do."""
+    """A capsule cannot be written or read. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a capsule carries beside the program."""
+    """The data in a capsule, in addition to the program."""
 
     specs: tuple[Spec, ...]
-    """One process each, in the order in which they run."""
+    """One for each process, in the order in which they run."""
     records: tuple[Record, ...]
-    """What those that were run at home gave, reduced to evidence."""
+    """Records of the processes that ran at home, reduced to evidence."""
     machine: Mapping[str, Any]
-    """Facts of the machine at home."""
+    """Machine facts of the home machine."""
     blobs: Mapping[str, bytes]
     """Tensors of the records, by digest."""
 
     @property
     def home(self) -> list[Replay]:
+        """The replays that ran at home."""
         return replays(self.records)
 
 
-# Making one.
+# Writing a capsule.
 
 
-def carried(spec: Spec) -> Spec:
-    """The same question, in the setting of a capsule: this interpreter, verified copies of the sources."""
+def capsule_spec(spec: Spec) -> Spec:
+    """Return the spec with the setting of a capsule: the current interpreter, verified copies of the sources."""
     setting = replace(
         spec.setting,
         environment="capsule",
@@ -93,26 +94,26 @@ def carried(spec: Spec) -> Spec:
 
 
 def write(path: Path, root: Path, content: Content) -> int:
-    """Write a capsule with the program that lies below `root`, and give its size in bytes.
+    """Write a capsule with the program below `root` and return its size in bytes.
 
     Raises CapsuleError if it would be larger than `LARGEST`, or cannot be written.
     """
-    made = _packed(_members(root, content))
-    if len(made) > LARGEST:
+    packed = _pack_members(_members(root, content))
+    if len(packed) > LARGEST:
         raise CapsuleError(
-            f"the capsule would have {len(made)} bytes, and may have {LARGEST}: choose fewer scenarios, "
+            f"the capsule would have {len(packed)} bytes, and may have {LARGEST}: choose fewer scenarios, "
             "such as SCENARIO='checkpoint/*'"
         )
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        beside.write_bytes(made)
-        beside.chmod(0o755)
-        beside.replace(path)
+        partial.write_bytes(packed)
+        partial.chmod(0o755)
+        partial.replace(path)
     except OSError as error:
         raise CapsuleError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
-        beside.unlink(missing_ok=True)
-    return len(made)
+        partial.unlink(missing_ok=True)
+    return len(packed)
 
 
 def _members(root: Path, content: Content) -> dict[str, bytes]:
@@ -120,13 +121,13 @@ def _members(root: Path, content: Content) -> dict[str, bytes]:
     names = {f"scenarios/{spec.question.scenario}.py" for spec in content.specs}
     paths = [*program_files(folder, PORTABLE), *(folder / name for name in names)]
     program = {f"{PACKAGE}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in paths}
-    listed, binary = _content(content)
+    listed, binary = _encode_content(content)
     return {"__main__.py": _MAIN.encode(), **program, "content.json": listed, "content.bin": binary}
 
 
-def _content(content: Content) -> tuple[bytes, bytes]:
-    reduced = [_reduced(record, content.machine) for record in content.records]
-    wanted = sorted({name for record in reduced for name in _tensors(record)})
+def _encode_content(content: Content) -> tuple[bytes, bytes]:
+    reduced = [_reduce_record(record, content.machine) for record in content.records]
+    wanted = sorted({name for record in reduced for name in _tensor_digests(record)})
     blobs = [content.blobs[name] for name in wanted]
     listed = {
         "schema": SCHEMA,
@@ -138,22 +139,22 @@ def _content(content: Content) -> tuple[bytes, bytes]:
     return canonical(listed).encode("utf-8"), b"".join(blobs)
 
 
-def _reduced(record: Record, machine: Mapping[str, Any]) -> Record:
-    """What a replay is compared by, and what to show of it."""
+def _reduce_record(record: Record, machine: Mapping[str, Any]) -> Record:
+    """Return a record reduced to what replays are compared by and what is shown of them."""
     nothing = Output(digest(b""), 0, 0)
     seen = record.observation
     if seen is not None:
         seen = replace(seen, memory=(), durations={}, sources=(), machine=digest(canonical(machine)))
     return Record(
-        spec=carried(record.spec),
+        spec=capsule_spec(record.spec),
         outcome=replace(record.outcome, traceback=None if record.outcome.traceback is None else ""),
         observation=seen,
         ending=Ending(None, None, "", 0.0, nothing, nothing, None),
     )
 
 
-def _tensors(record: Record) -> list[str]:
-    """Contents that differences are computed from: those of outputs and gradients, in the plain pass."""
+def _tensor_digests(record: Record) -> list[str]:
+    """Return digests of the contents that differences are computed from: outputs and gradients of the plain pass."""
     seen = record.observation
     if seen is None or record.spec.question.pass_ != "plain":
         return []
@@ -162,20 +163,20 @@ def _tensors(record: Record) -> list[str]:
     return [name for name in named if name is not None]
 
 
-def _packed(members: Mapping[str, bytes]) -> bytes:
+def _pack_members(members: Mapping[str, bytes]) -> bytes:
     made = io.BytesIO()
     made.write(b"#!/usr/bin/env python3\n")
     with zipfile.ZipFile(made, "a") as file:
         for name in sorted(members):
-            put(file, name, members[name])
+            put_member(file, name, members[name])
     return made.getvalue()
 
 
-# Reading it.
+# Reading a capsule.
 
 
 def read(path: Path) -> Content:
-    """What the capsule at `path` carries. Raises CapsuleError if it is none, or damaged."""
+    """Return the content of the capsule at `path`. Raises CapsuleError if it is not a capsule, or is damaged."""
     try:
         with zipfile.ZipFile(path) as file:
             data, binary = parse(file.read("content.json").decode("utf-8")), file.read("content.bin")
@@ -196,7 +197,7 @@ def read(path: Path) -> Content:
 
 
 def unpack(path: Path, root: Path) -> None:
-    """Put the program of the capsule below `root`, as it lies in the project, for workers to start from."""
+    """Extract the program of the capsule below `root`, laid out as in the project, for workers to run."""
     with zipfile.ZipFile(path) as file:
         for name in file.namelist():
             package, _, inside = name.partition("/")

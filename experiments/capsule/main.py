@@ -1,12 +1,11 @@
-"""What a capsule does where it was carried: run its cases in fresh processes, compare, leave evidence to send back.
+"""Program of a capsule: run its cases in fresh processes, compare them with home, write evidence to send back.
 
     python capsule.pyz [--list] [--only PATTERN] [--device present|cpu|cuda] [--workers N] [--json] [--anonymous]
 
-The table goes to stdout, what it says while it works to stderr. All that it writes on the way lies in one folder
-beside the evidence file, which is gone at the end. Exit status: 0 all agree, 1 something differs, 2 could not run,
-130 interrupted.
+The table goes to stdout, progress and errors to stderr. Temporary files are in one folder next to the evidence file,
+which is removed at the end. Exit status: 0 all agree, 1 something differs, 2 could not run, 130 interrupted.
 
-Only the standard library is imported here, and nothing newer than Python 3.9.
+Imports only the standard library, and nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from ..bundle import layout, writer
 from ..core import folders, requirements, streams
 from ..core.agreement import RANKS, Agreement, rank
 from ..core.canonical_json import digest, parse
-from ..core.environment import machine_identity, own_folders
+from ..core.environment import folder_variables, machine_identity
 from ..core.record import Record
 from ..core.replay import Replay, replays
 from ..core.rounding import limits, noise
 from ..core.spec import Spec
 from ..core.sweep import MOMENT, plan_text
-from ..core.text import visible
-from ..core.verdict import contexts, ending
+from ..core.text import visible_text
+from ..core.verdict import contexts, describe_outcome
 from ..runner import errors, local, supervisor
 from ..runner.fork_client import Forks
 from . import archive
 from .anonymize import NameHider, anonymize_record
 
 OLDEST = (2, 6)
-"""The oldest torch that workers know."""
+"""The oldest torch version that workers support."""
 AGREES = 2
-"""Ranks up to this one agree: identical, and equal within rounding."""
+"""Highest rank that counts as agreement: 1 identical, 2 equal within rounding."""
 CASE = 64
-"""Characters of a case in the table."""
+"""Longest case name in the table, in characters."""
 
 
 class CannotRunError(Exception):
-    """Nothing can be run. The message says why, and what to do."""
+    """No case can be run. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,12 @@ class Row:
     there: str
     agreement: Agreement
     compared: bool
-    """False where it was not run on one of the sides, so that nothing is to be said."""
+    """False if it did not run on one of the sides, so that there is nothing to compare."""
 
 
 def main(arguments: Sequence[str], program: str) -> int:
-    """Run a capsule; gives the exit status."""
-    return streams.status("capsule", lambda: _main(arguments, program), "nothing was written")
+    """Run a capsule and return the exit status."""
+    return streams.run_program("capsule", lambda: _main(arguments, program), "nothing was written")
 
 
 def _main(arguments: Sequence[str], program: str) -> int:
@@ -80,11 +79,11 @@ def _main(arguments: Sequence[str], program: str) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        content = _chosen(archive.read(Path(program)), asked)
+        content = _select_specs(archive.read(Path(program)), asked)
         if asked.list:
-            return _list(content)
-        with local.terminating(), _folder(Path(asked.output)) as folder:
-            return _run(content, Path(program), folder, asked)
+            return _list_cases(content)
+        with local.interrupt_on_signals(), _working_folder(Path(asked.output)) as folder:
+            return _run_cases(content, Path(program), folder, asked)
     except (
         archive.CapsuleError,
         CannotRunError,
@@ -122,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device", choices=("present", "cpu", "cuda"), default="present", help="where to run (default: what is here)"
     )
-    parser.add_argument("--workers", type=_count, metavar="N", help="processes at a time (default: one for each core)")
+    parser.add_argument(
+        "--workers", type=_parse_count, metavar="N", help="processes at a time (default: one for each core)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--output", default=".", metavar="FOLDER", help="where the evidence file goes (default: here)")
     parser.add_argument(
@@ -131,24 +132,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; give 1 or more")
     return int(text)
 
 
 def _say(text: str) -> None:
-    print(visible(text), file=sys.stderr, flush=True)
+    print(visible_text(text), file=sys.stderr, flush=True)
 
 
 # What to run.
 
 
-def _chosen(content: archive.Content, asked: argparse.Namespace) -> archive.Content:
-    """The specs of the device and of the patterns, with the references that they are compared with."""
+def _select_specs(content: archive.Content, asked: argparse.Namespace) -> archive.Content:
+    """Return the content with only the specs for the device and patterns, and the references that they need."""
     specs = [spec for spec in content.specs if asked.device in ("present", spec.question.device)]
     if asked.only:
-        wanted = [spec for spec in specs if spec.mark.role != "reference" and _matches(spec, asked.only)]
+        wanted = [spec for spec in specs if spec.mark.role != "reference" and _is_match(spec, asked.only)]
         if not wanted:
             raise CannotRunError(f"no case matches {' '.join(asked.only)}; --list shows them")
         needed = {name for spec in wanted for name in (spec.mark.reference, spec.mark.float64)}
@@ -157,35 +158,35 @@ def _chosen(content: archive.Content, asked: argparse.Namespace) -> archive.Cont
     return replace(content, specs=tuple(specs))
 
 
-def _matches(spec: Spec, patterns: Sequence[str]) -> bool:
+def _is_match(spec: Spec, patterns: Sequence[str]) -> bool:
     scenario, label = spec.question.scenario, spec.question.label()
     texts = (scenario, spec.question.case, label, f"{scenario} {label}")
     return any(fnmatch.fnmatchcase(text, pattern.replace("[", "[[]")) for text in texts for pattern in patterns)
 
 
-def _list(content: archive.Content) -> int:
+def _list_cases(content: archive.Content) -> int:
     last = ""
     for spec in content.specs:
         question = spec.question
         if question.pass_ != "plain" or question.dtype != question.input_dtype:
             continue
         if question.scenario != last:
-            print(visible(question.scenario))
+            print(visible_text(question.scenario))
             last = question.scenario
         need = f"  needs {', '.join(spec.mark.needs)}" if spec.mark.needs else ""
-        print(visible(f"  {spec.mark.role:<10}{question.device:<5}{question.label()}{need}"))
+        print(visible_text(f"  {spec.mark.role:<10}{question.device:<5}{question.label()}{need}"))
     return 0
 
 
-# Running it.
+# Running the cases.
 
 
 @contextlib.contextmanager
-def _folder(output: Path) -> Iterator[Path]:
-    """A folder of our own beside the evidence file, the only place that is written to meanwhile."""
+def _working_folder(output: Path) -> Iterator[Path]:
+    """Create a temporary folder next to the evidence file, the only place that is written to meanwhile."""
     if not output.is_dir():
         raise CannotRunError(f"--output {output}: there is no such folder")
-    with folders.temporary(".capsule-", output.resolve()) as folder:
+    with folders.temporary_folder(".capsule-", output.resolve()) as folder:
         before = tempfile.tempdir
         tempfile.tempdir = str(folder)
         try:
@@ -194,16 +195,16 @@ def _folder(output: Path) -> Iterator[Path]:
             tempfile.tempdir = before
 
 
-def _run(content: archive.Content, program: Path, folder: Path, asked: argparse.Namespace) -> int:
+def _run_cases(content: archive.Content, program: Path, folder: Path, asked: argparse.Namespace) -> int:
     root = folder / "sources"
     archive.unpack(program, root)
-    machine = _machine(root, folder)
-    missing = requirements.missing(content.specs, machine, folder)
+    machine = _machine_facts(root, folder)
+    missing = requirements.missing_needs(content.specs, machine, folder)
     specs = [spec for spec in content.specs if asked.device != "present" or _has_device(spec, machine)]
     if not any(spec.digest() not in missing for spec in specs):
         lacks = sorted(set(missing.values()))
         raise CannotRunError(f"nothing can be run here: the cases need {', '.join(lacks) or 'another device'}")
-    for sentence in _unlimited():
+    for sentence in _missing_limits():
         _say(sentence)
     with contextlib.closing(Forks(root)) as forks:
         ended = local.run(
@@ -215,21 +216,21 @@ def _run(content: archive.Content, program: Path, folder: Path, asked: argparse.
             watch=lambda _: None,
             forks=forks,
         )
-        found = _watched(ended, len(specs))
-    return _concluded(content, [record for record, _ in found], folder, machine, asked)
+        found = _collect_records(ended, len(specs))
+    return _report_results(content, [record for record, _ in found], folder, machine, asked)
 
 
-def _machine(root: Path, folder: Path) -> Mapping[str, Any]:
-    """Facts of this machine as a worker sees them. Raises CannotRunError if it has no torch that is new enough."""
+def _machine_facts(root: Path, folder: Path) -> Mapping[str, Any]:
+    """Return this machine's facts as a worker reports them. Raises CannotRunError without a recent enough torch."""
     (folder / "describing").mkdir()
     try:
-        told = supervisor.describe(root, "", folder / "described.json", own_folders(str(folder / "describing")))
+        told = supervisor.describe(root, "", folder / "described.json", folder_variables(str(folder / "describing")))
     except errors.LaunchError as error:
         raise CannotRunError(
             f"{error}. It takes a Python with torch 2.6 or newer: /path/to/python capsule.pyz"
         ) from None
     machine: Mapping[str, Any] = told["machine"]
-    if requirements.version(machine) < OLDEST:
+    if requirements.torch_version(machine) < OLDEST:
         raise CannotRunError(f"torch {machine['torch']['version']} is here, and 2.6 or newer is needed")
     return machine
 
@@ -238,16 +239,16 @@ def _has_device(spec: Spec, machine: Mapping[str, Any]) -> bool:
     return spec.question.device == "cpu" or machine["gpu"] is not None
 
 
-def _unlimited() -> Iterator[str]:
-    """What this system cannot limit or measure, in words."""
+def _missing_limits() -> Iterator[str]:
+    """Yield a sentence for each thing that this system cannot limit or measure."""
     if not Path("/proc/self/statm").is_file():
         yield "this system does not tell the memory of processes: it is not limited here, and null in the evidence"
     if not hasattr(os, "killpg"):
         yield "this system has no process groups: what a case starts and leaves behind is not ended"
 
 
-def _watched(ended: Any, total: int) -> list[tuple[Record, Path]]:
-    """All records with their folders; a line of progress meanwhile."""
+def _collect_records(ended: Any, total: int) -> list[tuple[Record, Path]]:
+    """Collect all records with their folders while showing progress."""
     found: list[tuple[Record, Path]] = []
     live = sys.stderr.isatty()
     with contextlib.closing(ended):
@@ -256,7 +257,7 @@ def _watched(ended: Any, total: int) -> list[tuple[Record, Path]]:
             line = f"{len(found)}/{total} {record.spec.question.scenario} {record.spec.question.label()}"
             if live:
                 width = shutil.get_terminal_size().columns - 1
-                print(f"\r{visible(line)[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+                print(f"\r{visible_text(line)[:width]:<{width}}", end="", file=sys.stderr, flush=True)
             elif len(found) % 25 == 0 or len(found) == total:
                 _say(line)
     if live:
@@ -265,59 +266,61 @@ def _watched(ended: Any, total: int) -> list[tuple[Record, Path]]:
     return found
 
 
-# What it came to.
+# Results.
 
 
-def _concluded(
+def _report_results(
     content: archive.Content, records: Sequence[Record], folder: Path, machine: Mapping[str, Any], asked: Any
 ) -> int:
     places = list((folder / "running").glob("*/blobs"))
 
     def fetch(name: str) -> Optional[bytes]:
         found = content.blobs.get(name)
-        return found if found is not None else _found(places, name)
+        return found if found is not None else _read_blob(places, name)
 
     rows = _rows(content, records, fetch)
-    other = _other_facts(machine, content.machine)
+    other = _differing_facts(machine, content.machine)
     if not any(row.compared for row in rows):
         _say("nothing could be compared: no case ran both here and where the capsule was made")
     if not asked.json:
-        _told(rows, other)
-    # Last, so that a disk that is full does not take the table as well.
-    evidence, status = _kept(content, _planned(content, records), fetch, asked), _status(rows)
+        _print_results(rows, other)
+    # Last, so that the table is printed even if the disk is full.
+    evidence, status = _save_evidence(content, _sort_records(content, records), fetch, asked), _exit_status(rows)
     status = 2 if evidence is None else status
     if asked.json:
         print(json.dumps(_as_json(rows, other, evidence, status), indent=2))
     elif evidence is not None:
-        print(visible(f"evidence: {evidence}"))
+        print(visible_text(f"evidence: {evidence}"))
     return status
 
 
-def _planned(content: archive.Content, records: Sequence[Record]) -> list[Record]:
-    """The records in the order in which the capsule has their specs."""
+def _sort_records(content: archive.Content, records: Sequence[Record]) -> list[Record]:
+    """Return the records in the order of their specs in the capsule."""
     order = {spec.question.digest(): place for place, spec in enumerate(content.specs)}
     return sorted(records, key=lambda one: order.get(one.spec.question.digest(), 0))
 
 
-def _told(rows: Sequence[Row], other: Mapping[str, tuple[str, str]]) -> None:
-    _table(rows)
+def _print_results(rows: Sequence[Row], other: Mapping[str, tuple[str, str]]) -> None:
+    _print_table(rows)
     print()
     for name, (here, there) in other.items():
-        print(visible(f"other than at home: {name}: {here} here, {there} there"))
+        print(visible_text(f"other than at home: {name}: {here} here, {there} there"))
     print(_summary(rows))
 
 
-def _kept(home: archive.Content, records: Sequence[Record], fetch: Any, asked: argparse.Namespace) -> Path | None:
-    """The evidence file. None, with a sentence, if it could not be written."""
-    hidden = NameHider.here(home, records, fetch) if asked.anonymous else None
+def _save_evidence(
+    home: archive.Content, records: Sequence[Record], fetch: Any, asked: argparse.Namespace
+) -> Path | None:
+    """Write the evidence file and return its path. If that fails, print why and return None."""
+    hidden = NameHider.for_this_host(home, records, fetch) if asked.anonymous else None
     try:
-        return _evidence(records, fetch, Path(asked.output), hidden)
+        return _write_evidence(records, fetch, Path(asked.output), hidden)
     except OSError as error:
         _say(f"the evidence could not be written to {asked.output}: {error.strerror or error}; give --output FOLDER")
         return None
 
 
-def _found(places: Sequence[Path], name: str) -> bytes | None:
+def _read_blob(places: Sequence[Path], name: str) -> bytes | None:
     for place in places:
         if (place / name).is_file():
             return (place / name).read_bytes()
@@ -325,7 +328,7 @@ def _found(places: Sequence[Path], name: str) -> bytes | None:
 
 
 def _rows(content: archive.Content, records: Sequence[Record], fetch: Any) -> list[Row]:
-    """A row for each case that was to run here; float64 references are rulers, and no cases."""
+    """Return a row for each case that was to run here, without float64 references, which only measure rounding."""
     ours, home = replays(records), content.home
     theirs = dict(zip([one.spec.question.case_digest() for one in home], zip(home, contexts(home, fetch))))
     order = {spec.question.case_digest(): place for place, spec in enumerate(content.specs)}
@@ -344,35 +347,35 @@ def _rows(content: archive.Content, records: Sequence[Record], fetch: Any) -> li
                 for one, its in ((replay, context), (other, othercontext))
             ]
             agreement = rank(replay, other, fetch, limits(*measured))
-        ran = [one is not None and _ran(one) for one in (replay, other)]
-        here, there = (_outcome(one) for one in (replay, other))
+        ran = [one is not None and _has_run(one) for one in (replay, other)]
+        here, there = (_outcome_text(one) for one in (replay, other))
         rows.append(Row(question.scenario, question.label(), question.device, here, there, agreement, all(ran)))
     return rows
 
 
-def _ran(replay: Replay) -> bool:
+def _has_run(replay: Replay) -> bool:
     return replay.plain is not None and replay.plain.outcome.kind != "not_run"
 
 
-def _outcome(replay: Replay | None) -> str:
-    """How it ended, in a word or two."""
+def _outcome_text(replay: Replay | None) -> str:
+    """Return how the replay ended, in a few words."""
     if replay is None or replay.plain is None:
         return "no record"
     outcome = replay.plain.outcome
     if outcome.kind == "raised":
         return f"{(outcome.type or '').rpartition('.')[2]} in {outcome.phase}"
-    return ending(replay.plain)
+    return describe_outcome(replay.plain)
 
 
-def _status(rows: Sequence[Row]) -> int:
+def _exit_status(rows: Sequence[Row]) -> int:
     compared = [row for row in rows if row.compared]
     if not compared:
         return 2
     return 1 if any(row.agreement.rank > AGREES for row in compared) else 0
 
 
-def _table(rows: Sequence[Row]) -> None:
-    """A block for each scenario: case, here, there, agreement, first difference."""
+def _print_table(rows: Sequence[Row]) -> None:
+    """Print a block for each scenario: case, here, there, agreement, first difference."""
     head = ("case", "here", "there", "agreement", "first difference")
     cells = [_cells(row) for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(head, *cells)]
@@ -380,7 +383,7 @@ def _table(rows: Sequence[Row]) -> None:
     last = ""
     for row, line in zip(rows, cells):
         if row.scenario != last:
-            print(f"\n{visible(row.scenario)}")
+            print(f"\n{visible_text(row.scenario)}")
             last = row.scenario
         print(_line(line, widths))
 
@@ -389,7 +392,13 @@ def _cells(row: Row) -> tuple[str, ...]:
     shown = row.case if row.device == "cpu" else f"{row.case} ({row.device})"
     word = row.agreement.word if row.compared else "not compared"
     why = row.agreement.first or ("" if row.compared and row.agreement.rank <= AGREES else row.agreement.rule)
-    return (textwrap.shorten(visible(shown), CASE), visible(row.here), visible(row.there), word, visible(why))
+    return (
+        textwrap.shorten(visible_text(shown), CASE),
+        visible_text(row.here),
+        visible_text(row.there),
+        word,
+        visible_text(why),
+    )
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -433,12 +442,12 @@ def _as_json(rows: Sequence[Row], other: Mapping[str, Any], evidence: Path | Non
 
 
 _SHOWN = ("torch", "cpu", "gpu", "system", "python", "variables")
-"""Parts of the facts whose differences are printed."""
+"""Parts of the machine facts whose differences are printed."""
 
 
-def _other_facts(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Facts of one line that differ, here and at home."""
-    here, there = (dict(_flat({name: facts[name] for name in _SHOWN})) for facts in (ours, theirs))
+def _differing_facts(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the one-line facts that differ: name -> value here and value at home."""
+    here, there = (dict(_flatten_facts({name: facts[name] for name in _SHOWN})) for facts in (ours, theirs))
     names = sorted({*here, *there})
     return {
         name: (here.get(name, "not set"), there.get(name, "not set"))
@@ -447,10 +456,10 @@ def _other_facts(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str
     }
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, inside in value.items():
-            yield from _flat(inside, f"{name}.{key}" if name else key)
+            yield from _flatten_facts(inside, f"{name}.{key}" if name else key)
     else:
         yield name, str(value)
 
@@ -458,8 +467,8 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 # The evidence file.
 
 
-def _evidence(records: Sequence[Record], fetch: Any, output: Path, hidden: Optional[NameHider]) -> Path:
-    """Write the records as a bundle, without what is to be hidden, and give its path, which did not exist."""
+def _write_evidence(records: Sequence[Record], fetch: Any, output: Path, hidden: Optional[NameHider]) -> Path:
+    """Write the records, anonymized if `hidden` is given, as a new bundle and return its path."""
     added: dict[str, bytes] = {}
     if hidden is not None:
         records = [anonymize_record(record, fetch, added, hidden) for record in records]
@@ -473,8 +482,10 @@ def _evidence(records: Sequence[Record], fetch: Any, output: Path, hidden: Optio
         return added.get(name) or fetch(name)
 
     texts = [record.text() for record in records]
-    writer.write(path, {**writer.members(texts, content), **_swept(records, content)})
-    left = [] if hidden is None else hidden.left([*texts, *(text.decode("utf-8") for text in added.values())])
+    writer.write(path, {**writer.members(texts, content), **_sweep_members(records, content)})
+    left = (
+        [] if hidden is None else hidden.remaining_names([*texts, *(text.decode("utf-8") for text in added.values())])
+    )
     if left:
         _say(
             f"--anonymous has left {', '.join(map(repr, left))}, which names this host or user, where it may be a word "
@@ -483,23 +494,23 @@ def _evidence(records: Sequence[Record], fetch: Any, output: Path, hidden: Optio
     return path
 
 
-def _swept(records: Sequence[Record], fetch: Any) -> dict[str, bytes]:
-    """What tells that the records are those of one sweep. Nothing if no process has left facts of this machine."""
+def _sweep_members(records: Sequence[Record], fetch: Any) -> dict[str, bytes]:
+    """Return the bundle members that make the records one sweep. Empty if no process left this machine's facts."""
     seen = next((record.observation for record in records if record.observation is not None), None)
     if seen is None:
         return {}
     identity = machine_identity(parse((fetch(seen.machine) or b"{}").decode("utf-8")))
-    began = min(_moment(record.ending.started_at) for record in records)
-    # Nobody here can count earlier runs, and two of one number would be taken for one.
+    began = min(_parse_moment(record.ending.started_at) for record in records)
+    # Earlier runs cannot be counted here, and two sweeps with the same number would be taken for one.
     number = int((began - _FIRST).total_seconds()) + 1
     plan = plan_text([record.spec for record in records])
     links = {record.spec.digest(): digest(record.text()) for record in records}
     return writer.sweep_members(plan, identity, number, began.strftime(MOMENT), links)
 
 
-def _moment(text: str) -> datetime.datetime:
+def _parse_moment(text: str) -> datetime.datetime:
     return datetime.datetime.strptime(text, MOMENT).replace(tzinfo=datetime.timezone.utc)
 
 
 _FIRST = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
-"""The number of a sweep is the second of its beginning, from this one: an integer holds those of 68 years."""
+"""The number of a sweep is its start in seconds since this moment: a 32-bit integer holds 68 years of them."""

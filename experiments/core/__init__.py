@@ -1,1 +1,1 @@
-"""What a record is and how records are compared. Portable: the standard library and Python 3.9, no input or output."""
+"""Records and their comparison. Portable: only the standard library, Python 3.9, and no input or output."""

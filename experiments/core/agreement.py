@@ -1,9 +1,9 @@
-"""Whether two replays agree, by how much they differ, and where first.
+"""How closely two replays agree, and where they first differ.
 
-The only module that computes differences from stored tensors. What was compared is said with every
-number: all elements of a tensor that was kept whole, the fixed sample of one that was not.
+Every number states what was compared: all elements of a tensor that was stored whole, or the fixed sample of one that
+was not. The differences themselves are computed by `tensor_diff`.
 
-Only the standard library is imported here, and nothing newer than Python 3.9.
+Imports only the standard library, and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RANKS = {
 }
 
 LONGEST = 240
-"""Characters of a text that is shown as a first difference."""
+"""Maximum number of characters of a text that is shown as a first difference."""
 
 
 # Agreement of two replays.
@@ -54,11 +54,12 @@ class Agreement:
 
     @property
     def word(self) -> str:
+        """The rank in words."""
         return RANKS[self.rank]
 
 
 Limits = Mapping[tuple[str, str], Union[Allowance, Limit]]
-"""What counts as rounding, by role and name of a tensor."""
+"""What counts as rounding, by role and name of the tensor."""
 
 
 _OPERATORS = "operators"
@@ -66,10 +67,12 @@ _WORDING = "wording of the error"
 
 
 def rank(ours: Replay, theirs: Replay, fetch: Fetch, allowed: Limits | None = None) -> Agreement:
-    """How closely two replays of one case agree. `allowed` is what counts as rounding, if it was measured: what the
-    reference allows within one machine, `limits` between two.
+    """Return how closely two replays of one case agree.
+
+    `allowed` is what counts as rounding, if it was measured: within one machine the allowances of the reference,
+    between two machines the result of `rounding.limits`.
     """
-    hindrance = _hindrance(ours, theirs)
+    hindrance = _obstacle(ours, theirs)
     if hindrance:
         return Agreement(6, hindrance, "", ())
     passes = sorted(ours.records.keys() & theirs.records.keys())
@@ -83,7 +86,7 @@ def rank(ours: Replay, theirs: Replay, fetch: Fetch, allowed: Limits | None = No
     undecided = ""
     for first, second in pairs:
         listed = differences(first, second, fetch)
-        tensors = _tensor_difference(first.observation, second.observation, listed, allowed)
+        tensors = _tensor_mismatch(first.observation, second.observation, listed, allowed)
         if tensors is not None and tensors.beyond:
             return Agreement(4, tensors.rule, tensors.first, found)
         undecided = undecided or (tensors.rule if tensors is not None else "")
@@ -101,11 +104,11 @@ def rank(ours: Replay, theirs: Replay, fetch: Fetch, allowed: Limits | None = No
         return Agreement(
             3, f"other {what}, no value beyond rounding", "; ".join(filter(None, (wording, operators))), found
         )
-    return Agreement(2, _why_within(found, allowed or {}), "", found)
+    return Agreement(2, _rounding_reason(found, allowed or {}), "", found)
 
 
-def _why_within(found: Sequence[Difference], allowed: Limits) -> str:
-    """The rule, and the tensor that comes closest to what it allows."""
+def _rounding_reason(found: Sequence[Difference], allowed: Limits) -> str:
+    """Return the rule that holds, with the tensor that comes closest to its limit."""
     shares = [
         (item.at_least / limit.total, item, limit)
         for item in found
@@ -122,7 +125,8 @@ def _why_within(found: Sequence[Difference], allowed: Limits) -> str:
     )
 
 
-def _hindrance(ours: Replay, theirs: Replay) -> str:
+def _obstacle(ours: Replay, theirs: Replay) -> str:
+    """Return why the two replays cannot be compared, or an empty string if they can."""
     if ours.spec.question.case_digest() != theirs.spec.question.case_digest():
         return "they answer different questions"
     first, second = ours.plain, theirs.plain
@@ -133,12 +137,16 @@ def _hindrance(ours: Replay, theirs: Replay) -> str:
             return f"{record.outcome.kind.replace('_', ' ')}: {record.outcome.detail}"
     if first.varies or second.varies:
         return "results vary from run to run by nature: one run is no evidence of another"
-    if first.observation and second.observation and _inputs(first.observation) != _inputs(second.observation):
+    if (
+        first.observation
+        and second.observation
+        and _input_digests(first.observation) != _input_digests(second.observation)
+    ):
         return "the inputs differ"
     return ""
 
 
-def _inputs(seen: Observation) -> list[tuple[str, str | None]]:
+def _input_digests(seen: Observation) -> list[tuple[str, str | None]]:
     return [(tensor.name, tensor.digest) for tensor in seen.tensors if tensor.role == "input"]
 
 
@@ -147,78 +155,78 @@ Pairs = Sequence[Tuple[Record, Record]]
 
 
 def _outcome_difference(passes: Sequence[str], pairs: Pairs) -> str:
-    """The first pass of another kind of ending, exception type or phase, in words. Empty if there is none."""
+    """Describe the first pass whose kind of ending, exception type or phase differs. Empty if there is none."""
     for name, (first, second) in zip(passes, pairs):
         left, right = ((one.outcome.kind, one.outcome.phase, one.outcome.named) for one in (first, second))
         if left != right:
-            return f"{name} pass: {_ended(first.outcome)} against {_ended(second.outcome)}"
+            return f"{name} pass: {_outcome_line(first.outcome)} against {_outcome_line(second.outcome)}"
     return ""
 
 
 def _wording_difference(passes: Sequence[str], pairs: Pairs) -> str:
-    """Where the messages of one error first differ. Empty if they say the same."""
+    """Describe where the messages of one error first differ. Empty if they are the same."""
     for name, (first, second) in zip(passes, pairs):
         left, right = ((one.outcome.fingerprint() or "").splitlines() for one in (first, second))
         for number, (ours, theirs) in enumerate(zip_longest(left, right, fillvalue="nothing"), 1):
             if ours != theirs:
-                where = f"{_ended(first.outcome)}; line {number}: " if number > 1 else ""
-                return f"{name} pass: {where}{_cut(ours.strip())} against {_cut(theirs.strip())}"
+                where = f"{_outcome_line(first.outcome)}; line {number}: " if number > 1 else ""
+                return f"{name} pass: {where}{_cut_text(ours.strip())} against {_cut_text(theirs.strip())}"
     return ""
 
 
-def _ended(outcome: Outcome) -> str:
-    """On one line: the first of a message, which says what happened."""
+def _outcome_line(outcome: Outcome) -> str:
+    """Return an outcome on one line: of a message only its first line, which says what happened."""
     said = outcome.fingerprint()
     if said is not None:
-        return _cut(said.strip().partition("\n")[0])
+        return _cut_text(said.strip().partition("\n")[0])
     return f"{outcome.kind} ({outcome.detail})" if outcome.detail else outcome.kind
 
 
 @dataclass(frozen=True)
-class _Unlike:
-    """A tensor that is not the same on both sides."""
+class _Mismatch:
+    """A tensor that differs between the two sides."""
 
     beyond: bool
-    """True if it differs by more than rounding, or nobody knows what rounding is; False if that is undecided."""
+    """True if it differs by more than rounding, or rounding is not known. False if that is undecided."""
     rule: str
     first: str
 
 
-def _tensor_difference(
+def _tensor_mismatch(
     ours: Observation | None,
     theirs: Observation | None,
     found: Sequence[Difference],
     allowed: Limits | None,
-) -> _Unlike | None:
-    """The first tensor that is not the same within rounding, one that is beyond it before one that is undecided."""
+) -> _Mismatch | None:
+    """Return the first tensor that is beyond rounding or, if there is none, the first that is undecided."""
     if ours is None or theirs is None:
-        return None if ours is theirs else _Unlike(beyond=True, rule="one side left no observation", first="")
-    if _present(ours) != _present(theirs):
+        return None if ours is theirs else _Mismatch(beyond=True, rule="one side left no observation", first="")
+    if _tensor_forms(ours) != _tensor_forms(theirs):
         first = "other tensors are there, or of other shapes, dtypes or layouts"
-        return _Unlike(beyond=True, rule="a tensor is another one", first=first)
-    unlike = [one for item in found for one in [_unlike(item, (allowed or {}).get((item.role, item.name)))] if one]
+        return _Mismatch(beyond=True, rule="a tensor is another one", first=first)
+    unlike = [one for item in found for one in [_mismatch(item, (allowed or {}).get((item.role, item.name)))] if one]
     return min(unlike, key=lambda one: not one.beyond, default=None)
 
 
-def _unlike(item: Difference, limit: Allowance | Limit | None) -> _Unlike | None:
-    """How a tensor differs by more than rounding, or why that cannot be said. None if it does not."""
+def _mismatch(item: Difference, limit: Allowance | Limit | None) -> _Mismatch | None:
+    """Return how a tensor differs by more than rounding, or why that is undecided. None if it does not differ so."""
     name = f"{item.role} {item.name}"
     if item.same_bits:
         return None
     if math.isnan(item.absolute):
-        return _Unlike(beyond=False, rule=f"{name} differs, its content is not at hand or has no numbers", first="")
-    first = f"{name} differs by {item.seen}{_allows(limit)}"
+        return _Mismatch(beyond=False, rule=f"{name} differs, its content is not at hand or has no numbers", first="")
+    first = f"{name} differs by {item.seen}{_allowance_text(limit)}"
     if limit is None or math.isnan(limit.total):
-        return _Unlike(beyond=True, rule="a tensor differs; what counts as rounding is not known", first=first)
-    if not limit.holds(item):
-        return _Unlike(beyond=True, rule="a tensor differs by more than rounding", first=first)
+        return _Mismatch(beyond=True, rule="a tensor differs; what counts as rounding is not known", first=first)
+    if not limit.can_explain(item):
+        return _Mismatch(beyond=True, rule="a tensor differs by more than rounding", first=first)
     if not item.at_most <= limit.total:
         rule = f"{name}: {item.compared} of {item.elements} elements and the sketch do not decide: {item.seen}"
-        return _Unlike(beyond=False, rule=f"{rule}{_allows(limit)}", first="")
+        return _Mismatch(beyond=False, rule=f"{rule}{_allowance_text(limit)}", first="")
     return None
 
 
-def _allows(limit: Allowance | Limit | None) -> str:
+def _allowance_text(limit: Allowance | Limit | None) -> str:
     if limit is None:
         return "; what rounding allows is not known"
     if math.isnan(limit.total):
@@ -226,7 +234,7 @@ def _allows(limit: Allowance | Limit | None) -> str:
     return f"; rounding allows {limit.total:.3g}"
 
 
-def _present(seen: Observation) -> list[tuple[Any, ...]]:
+def _tensor_forms(seen: Observation) -> list[tuple[Any, ...]]:
     return [(t.role, t.name, t.dtype, t.shape, t.layout, t.digest is None) for t in seen.tensors]
 
 
@@ -236,39 +244,39 @@ def _operator_difference(passes: Sequence[str], pairs: Pairs) -> str:
         for phase in sorted(set(left) | set(right)):
             found = first_difference(left.get(phase, ()), right.get(phase, ()))
             if found:
-                shown = f"{_shown(found[1].left)} against {_shown(found[1].right)}"
+                shown = f"{_operator_name(found[1].left)} against {_operator_name(found[1].right)}"
                 return f"{name} pass, {phase}, operator {found[0]}: {shown}"
     return ""
 
 
 def _observed_difference(ours: Record, theirs: Record) -> str:
-    """The first observed value, or switch left changed, that is not the same."""
+    """Describe the first observed value, or switch left changed, that differs. Empty if there is none."""
     first, second = ours.evidence(), theirs.evidence()
     if first.get("observed") != second.get("observed"):
         left, right = ({name: canonical(value) for name, value in one.get("observed") or ()} for one in (first, second))
         name = next((name for name in sorted({*left, *right}) if left.get(name) != right.get(name)), None)
         if name is None:
             return "values were observed in another order"
-        shown = [_cut(one.get(name, "nothing")) for one in (left, right)]
-        return f"observed {_cut(name)}: {shown[0]} against {shown[1]}"
+        shown = [_cut_text(one.get(name, "nothing")) for one in (left, right)]
+        return f"observed {_cut_text(name)}: {shown[0]} against {shown[1]}"
     if first.get("state") != second.get("state"):
         return "other switches were left changed"
     return ""
 
 
-def _shown(operator: Operator | None) -> str:
-    return "none" if operator is None else _cut(operator.name)
+def _operator_name(operator: Operator | None) -> str:
+    return "none" if operator is None else _cut_text(operator.name)
 
 
-def _cut(text: str) -> str:
-    """As much as a table can hold; the record has the rest."""
+def _cut_text(text: str) -> str:
+    """Shorten a text to what fits into a table. The record has all of it."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def audit(replays: Sequence[Replay], fetch: Fetch) -> list[tuple[Replay, Agreement]]:
-    """Each forked replay that was run fresh as well, with how the two agree.
+def audit_forks(replays: Sequence[Replay], fetch: Fetch) -> list[tuple[Replay, Agreement]]:
+    """Return each forked replay that also ran in a fresh process, with how closely the two agree.
 
-    The fresh one ran under another hash seed, so what depends on either shows.
+    The fresh one ran under another hash seed, so a dependency on the fork or on the hash seed becomes visible.
     """
     fresh = {
         (one.spec.question.case_digest(), one.spec.setting.repeat): one

@@ -1,4 +1,4 @@
-"""Dataclasses to JSON values and back: each field is checked against its annotation."""
+"""Conversion of dataclasses to JSON values and back. Each field is checked against its annotation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .canonical_json import LARGEST_INTEGER, RecordError
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses as dictionaries (`pass_` as `pass`), tuples as lists; what has `to_list` as that."""
+    """Return a JSON value: a dataclass as its `to_list()` or as a dictionary (`pass_` as `pass`), a tuple as a list."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if hasattr(value, "to_list"):
@@ -25,6 +25,7 @@ def to_plain(value: Any) -> Any:
 
 
 def check_keys(data: Any, what: str, names: Sequence[str]) -> None:
+    """Raise RecordError unless `data` is an object with exactly these keys. `what` names it in the message."""
     if not isinstance(data, Mapping):
         raise RecordError(f"{what} is {type(data).__name__}, not an object")
     missing, unknown = sorted(set(names) - set(data)), sorted(set(data) - set(names))
@@ -33,10 +34,12 @@ def check_keys(data: Any, what: str, names: Sequence[str]) -> None:
 
 
 def read_fields(data: Any, kind: Any, what: str) -> dict[str, Any]:
-    """The fields of a dataclass out of a JSON object that has exactly them."""
+    """Return the fields of a dataclass from a JSON object. Raises RecordError unless it has exactly these fields."""
     listed = {field.name.rstrip("_"): field for field in fields(kind)}
     check_keys(data, what, tuple(listed))
-    return {listed[key].name: _of_kind(value, listed[key].type, f"{key} of the {what}") for key, value in data.items()}
+    return {
+        listed[key].name: _check_kind(value, listed[key].type, f"{key} of the {what}") for key, value in data.items()
+    }
 
 
 FITS: Mapping[str, Any] = {
@@ -53,15 +56,15 @@ FITS: Mapping[str, Any] = {
     "Mapping[str, Any]": lambda value: isinstance(value, dict),
     "Mapping[str, str]": lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
 }
-"""Whether a JSON value is of the kind that a field is declared as. What is not here is checked where it is read."""
+"""Whether a JSON value fits an annotation. Annotations that are not listed are checked where their values are read."""
 
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_INTEGER
 
 
-def _of_kind(value: Any, kind: Any, what: str) -> Any:
-    """The value, which must be of the kind that its field is declared as. Integers from 2**53 come as text."""
+def _check_kind(value: Any, kind: Any, what: str) -> Any:
+    """Return the value. Raises RecordError if it does not fit the annotation. Integers from 2**53 come as text."""
     if kind in ("int", "int | None") and isinstance(value, str):
         if not re.fullmatch(r"-?[1-9][0-9]{15,}", value):
             raise RecordError(f"{what} is {value!r:.100}, which is no integer")

@@ -1,4 +1,4 @@
-"""Which environment variables a worker gets and a record keeps, and what identifies a computer."""
+"""Environment variables that a worker gets and a record keeps, and the identity of a machine."""
 
 from __future__ import annotations
 
@@ -45,25 +45,26 @@ VARIABLES = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
 )
-"""Environment variables that a calculation depends on. These are passed from the caller to a worker and
-recorded, by whole name; nothing else of the environment is recorded, so no secret can be."""
+"""Environment variables that a calculation depends on, by full name. They are passed from the caller to a worker and
+recorded. No other variable is recorded, so no secret can be."""
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those of `VARIABLES` that are set."""
+    """Return those of `VARIABLES` that are set."""
     return {name: environment[name] for name in VARIABLES if name in environment}
 
 
-def own_folders(temporary: str) -> dict[str, str]:
-    """What makes `temporary` the place of a process's own files, compiled code included, which starts empty: no
-    process finds what another has compiled.
+def folder_variables(temporary: str) -> dict[str, str]:
+    """Return the variables that make `temporary` the place of a process's own files, including compiled code.
+
+    It is empty when the process starts, so no process reuses code that another has compiled.
     """
     caches = {f"{name}_CACHE_DIR": str(Path(temporary) / "compiled") for name in ("TORCHINDUCTOR", "TRITON")}
     return {"TMPDIR": temporary, "TEMP": temporary, **caches}
 
 
 def machine_identity(facts: Mapping[str, Any]) -> str:
-    """Digest of what makes a machine this one: host, processor, GPU, system. Not torch, threads, switches."""
+    """Return a digest of what identifies a machine: host, processor, GPU, system. Not torch, threads, or switches."""
     cpu = {name: facts["cpu"][name] for name in ("model", "architecture", "cores")}
     return digest(
         canonical({"host": facts["host"], "cpu": cpu, "gpu": facts["gpu"], "system": facts["system"]["name"]})

@@ -1,7 +1,6 @@
 """Expectations: what a case is expected to show.
 
-Each is a plain value that travels inside the spec as JSON, so that an old record can be judged without the file it
-came from.
+Each is a plain value that is stored in the spec as JSON, so that an old record can be judged without its scenario file.
 """
 
 from __future__ import annotations
@@ -11,14 +10,10 @@ from typing import Any, Mapping, Union
 
 
 class ScenarioError(Exception):
-    """A scenario file contradicts itself: two cases of one name, a mark without an expectation..."""
+    """A scenario file contradicts itself: two cases of the same name, a mark without an expectation..."""
 
-    # The name that scenario files import it by, and under which records have it.
+    # The name by which scenario files import it, and which records contain.
     __module__ = "experiments.scenario"
-
-
-# What a case is expected to show. Each is a plain value: it travels inside the spec as JSON, so that an
-# old record can be judged without the file it came from.
 
 
 @dataclass(frozen=True)
@@ -26,7 +21,7 @@ class Raises:
     """The case ends with this exception."""
 
     type: str
-    """Qualified name, or the bare name, of the exception or of one of its bases."""
+    """Qualified or unqualified name of the exception or of one of its base classes."""
     text: str
     """Text that the message contains. Empty for any."""
     kind: str = "raises"
@@ -34,7 +29,7 @@ class Raises:
 
 @dataclass(frozen=True)
 class Agrees:
-    """Output and gradients agree with the reference."""
+    """The outputs and gradients agree with the reference."""
 
     bitwise: bool
     """True: the same bits. False: within the rounding that the float64 reference shows."""
@@ -61,7 +56,7 @@ class RecomputesWithout:
 
 @dataclass(frozen=True)
 class StateDiffers:
-    """The case leaves this ambient switch other than it found it."""
+    """The case changes this process-wide switch and does not restore it."""
 
     name: str
     """As in the record's list of state changes, such as ``sdpa.math``."""
@@ -90,7 +85,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Holds:
-    """The memory still held when one phase has ended lies between two sizes."""
+    """The memory still held at the end of one phase lies between two sizes."""
 
     phase: str
     at_least: int | None
@@ -105,7 +100,7 @@ class Shows:
     """The case observed these values."""
 
     values: Mapping[str, Any]
-    """By the name that `observe` was given. Compared as they lie in the record."""
+    """Values by the name passed to `observe`. Compared in the form that the record contains."""
     kind: str = "shows"
 
 
@@ -135,15 +130,15 @@ class Dies:
 
 @dataclass(frozen=True)
 class Varies:
-    """Runs differ from each other; only how often they do is judged. Not part of the evidence."""
+    """Runs differ from each other, and only how often they do is judged. Not part of the evidence."""
 
     at_least: float
-    """Smallest share of repeats, 0 to 1, that go astray."""
+    """Smallest share of repeats, 0 to 1, that deviate."""
     at_most: float
-    """Largest share of repeats, 0 to 1, that go astray."""
+    """Largest share of repeats, 0 to 1, that deviate."""
     of: str = "endings"
-    """What going astray is: ``endings`` other than `finished`; ``values`` other than most of those that finished show;
-    ``results``: either. Marks of schemas 1 to 3 do not say it and mean endings."""
+    """How a repeat deviates: ``endings``, it does not finish; ``values``, it finishes with other values than most do;
+    ``results``, either. Marks of schemas 1 to 3 lack this field and mean endings."""
     kind: str = "varies"
 
 
@@ -180,13 +175,13 @@ _KINDS: dict[str, Any] = {
 
 
 def expectation_to_json(expectation: Expectation) -> dict[str, Any]:
-    """The expectation as a JSON object; `kind` says which it is."""
+    """Return the expectation as a JSON object, whose `kind` names its class."""
     data = asdict(expectation)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in data.items()}
 
 
 def expectation_from_json(data: Mapping[str, Any]) -> Expectation:
-    """The inverse of `expectation_to_json`. Raises ScenarioError if the kind or its fields are unknown."""
+    """Read what `expectation_to_json` returns. Raises ScenarioError if the kind or its fields are unknown."""
     kind = data.get("kind")
     if kind not in _KINDS:
         raise ScenarioError(f"expectation {kind!r} is unknown; known are {', '.join(sorted(_KINDS))}")

@@ -1,9 +1,9 @@
-"""What of an error's message says the same thing again: the text without what changes from run to run.
+"""Normalization of error messages: removal of what changes from run to run.
 
-The one place that knows such accidents. A worker uses `name_folders` on what it writes down, so that a record names no
-folder of a machine; `normalize` is what messages are compared by. Shapes, byte counts and names stay.
+The only place that knows what changes. A worker applies `name_folders` to what it records, so that a record does not
+name folders of the machine; messages are compared after `normalize`. Shapes, byte counts and names stay.
 
-Only the standard library is imported here, and nothing newer than Python 3.9.
+Imports only the standard library, and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from typing import Callable, Mapping, Sequence, Tuple, Union
 
 FOLDERS = ("torch", "site-packages", "python", "prefix", "temporary", "home")
-"""What a worker calls the folders of its machine."""
+"""Names that a worker records in place of the folders of its machine."""
 
 _CODE = r"\.(?:py|so|cpp|h|cu|dll|pyd)\b(?::\d+)?"
 PATHS = (
@@ -25,49 +25,49 @@ PATHS = (
     r"(?<![\w.:/\])}])/(?:[\w.+-]{1,255}/){1,40}[\w.+-]*",
     r"\b[A-Za-z]:\\(?:[\w.+-]{1,255}\\){0,40}[\w.+-]+",
 )
-"""In quotes; of code, absolute and relative; of anything, absolute on Linux and Windows. Bounded, so that a
-long message takes no long time. Fingerprints of records of schemas 1 to 3 are made with these: they never change."""
+"""Patterns of paths: in quotes; of code, absolute and relative; of anything, absolute on Linux and Windows. They are
+bounded, so that a long message does not take long. Fingerprints of schemas 1 to 3 use them, so they never change."""
 
 RELATIVE = 2
-"""Which of `PATHS` are relative ones of code."""
+"""Index in `PATHS` of the pattern of relative paths of code."""
 
 LONGEST = 2**16
-"""Characters of the longest observed text that is normalized: a longer one is data and no message, and counts as it is.
-To look through ten million characters takes ten seconds, and a record is compared more than once."""
+"""Characters of the longest observed text that is normalized. A longer one is data, not a message, and stays as it is:
+to search ten million characters takes ten seconds, and a record is compared more than once."""
 
 CUT = "\n[cut here: "
-"""How the mark begins that a worker puts at the end of a message that it cut."""
+"""Start of the mark that a worker appends to a message that it cut."""
 
 
 def name_folders(text: str, folders: Sequence[Tuple[str, str]]) -> str:
-    """`text` with folders replaced by what they are; `folders` are pairs of path and name, the longest path first."""
+    """Replace folders in a text by their names. `folders` are pairs of path and name, the longest path first."""
     for folder, name in folders:
         text = text.replace(folder + os.sep, name)
-        # The folder itself, where nothing makes it the start of another name.
+        # The folder itself, unless it is the start of a longer name.
         text = re.sub(re.escape(folder) + r"(?![\w.+-])", name.rstrip("/") or ".", text) if name else text
     return text
 
 
 @functools.lru_cache(maxsize=2**12)
 def normalize(text: str) -> str:
-    """`text` up to its first blank line, without what changes from run to run: frames and how many there are, paths,
-    names of temporary files, addresses, ids of processes and threads, ports, times.
+    """Return a text up to its first blank line, without what changes from run to run.
+
+    Removed or replaced are stack frames and their number, paths, names of temporary files, addresses, IDs of processes
+    and threads, ports, and times.
     """
     text = text.strip()
     whole, cut, _ = text.partition(CUT)
-    # A message that was cut ends in the middle of a line.
+    # A message that was cut ends within a line.
     text = whole.rpartition("\n")[0] or whole if cut else text
     head = re.split(r"\n[ \t]*\n", text, maxsplit=1)[0]
-    kept = "\n".join(_without_frames(head.split("\n")))
+    kept = "\n".join(_remove_frames(head.split("\n")))
     for pattern, replacement in _ACCIDENTS:
         kept = pattern.sub(replacement, kept)
     return "\n".join(line.rstrip(" \t") for line in kept.split("\n")).strip()
 
 
 def normalize_value(value: object) -> object:
-    """A JSON value with every text in it normalized, unless it is longer than `LONGEST`; a text of several paragraphs
-    keeps them all.
-    """
+    """Normalize every text of a JSON value that is not longer than `LONGEST`. All paragraphs of a text are kept."""
     if isinstance(value, str) and len(value) > LONGEST:
         return value
     if isinstance(value, str):
@@ -96,8 +96,8 @@ _FRAME = re.compile(
 _SOURCE = re.compile(r"\s{2,}\S")
 
 
-def _without_frames(lines: Sequence[str]) -> list[str]:
-    """The lines without listed frames, and without the source lines and marks below each frame of a traceback."""
+def _remove_frames(lines: Sequence[str]) -> list[str]:
+    """Remove stack frames, and the source lines and markers below each frame of a traceback."""
     kept: list[str] = []
     indent = -1
     for line in lines:
@@ -120,7 +120,8 @@ _NAMED = "|".join(re.escape(name) for name in FOLDERS if name not in ("torch", "
 Replacement = Union[str, Callable[["re.Match[str]"], str]]
 
 
-def _in_quotes(match: re.Match[str]) -> str:
+def _path_placeholder(match: re.Match[str]) -> str:
+    """Return what replaces a path, in quotes if the path was."""
     quote = match.groupdict().get("quote") or ""
     return f"{quote}PATH{quote}"
 
@@ -129,13 +130,13 @@ _RULES: Sequence[Tuple[str, Replacement, int]] = (
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "UUID", re.IGNORECASE),
     (r"\bfile://[^\s'\"<>]*", "PATH", 0),
     (rf"(?<![\w/])(?:{_NAMED})/[^\s'\"<>()\[\]{{}},;]*", "PATH", 0),
-    *((path, _in_quotes, 0) for path in PATHS),
+    *((path, _path_placeholder, 0) for path in PATHS),
     (r"(?<![\w/.+-])([\w.+-]{1,100}\.(?:py|pyx|c|cc|cpp|cxx|h|hpp|cu|cuh)):\d+", r"\1:N", 0),
     (r"(?<![\w.+-])tmp[a-z0-9_]{8}(?![\w])", "TEMPORARY", 0),
-    # A short one is a flag or a size, unless it says that something is there.
+    # A short hexadecimal number is a flag or a size, unless the text says that it is an address.
     (r"(?<=\bat )0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{6,}", "ADDRESS", 0),
     (r"\bid([ =:]+)\d{9,}", r"id\1ADDRESS", re.IGNORECASE),
-    # Times before ports: both have colons.
+    # Times come before ports: both contain colons.
     (
         rf"\b{_DAYS},? (?:\d{{1,2}} )?{_MONTHS} +(?:\d{{1,2}} )?[\d:.]{{5,}}(?: ?[A-Z]{{3,4}})?(?: \d{{4}})?",
         "TIME",
@@ -147,7 +148,7 @@ _RULES: Sequence[Tuple[str, Replacement, int]] = (
     (r"\b\d+(?:\.\d+)?(?:e-?\d+)? ?(?:ns|us|µs|ms|s|sec|secs|seconds?|minutes?|hours?)\b", "DURATION", 0),
     (r"\b(\d{1,3}(?:\.\d{1,3}){3})('?, ?|:)\d{1,5}\b", r"\1\2PORT", 0),
     (r"(\[[0-9a-fA-F]*:[0-9a-fA-F:]*\]:)\d{1,5}\b", r"\1PORT", 0),
-    # A name before a colon may be that of a parameter, unless something says that it is a host.
+    # A name before a colon may be a parameter, unless the text says that it is a host.
     (
         r"(?<![\w.-])(localhost|(?:(?<=//)|(?<=host )|(?<=server )|(?<=connect to )|(?<=address ))[\w-]{1,63}"
         r"(?:\.[\w-]{1,63}){0,8}):\d{2,5}\b(?!\.)",
@@ -161,4 +162,4 @@ _RULES: Sequence[Tuple[str, Replacement, int]] = (
     (r"\b(\d+)(?= (?:more |other |additional |skipped )?(?:stack )?frames?\b)", "N", 0),
 )
 _ACCIDENTS = [(re.compile(pattern, flags), replacement) for pattern, replacement, flags in _RULES]
-"""Patterns and what stands for them, applied in this order."""
+"""Patterns and their replacements, applied in this order."""

@@ -1,10 +1,10 @@
-"""The folder of one process: made, put right again after its case, measured, and removed whatever the case did to it.
+"""The folder of one process: created, repaired after its case, measured, and removed whatever the case did to it.
 
-A case runs as the user who started the sweep and may do with its folder what that user may: take rights away, delete
-it, put pipes and links into it, nest it deeper than a path can say. None of that may reach whoever runs the next case.
-Nothing here follows a link, waits for a pipe, or descends by recursion.
+A case runs as the user who started the sweep and may do with its folder what that user may: remove permissions, delete
+it, put pipes and links into it, nest it deeper than a path can express. None of that may affect the next case.
+Nothing here follows a link, waits for a pipe, or recurses.
 
-Only the standard library is imported here, and nothing newer than Python 3.9.
+Imports only the standard library, and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 OWNER = stat.S_IRWXU
-"""What the owner may do with a folder: list it, write into it, go into it."""
+"""Permissions of the owner of a folder: to list it, write to it, and enter it."""
 OUTPUT = ("stdout", "stderr")
 
 _BELOW = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _ORDINARY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _BY_DESCRIPTOR = os.open in os.supports_dir_fd and os.listdir in os.supports_fd
-"""False on Windows, which knows folders by their paths only."""
+"""Whether folders can be accessed by descriptor. False on Windows, which has only paths."""
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder of a process (which must not exist): its own temporary folder, contents, output."""
+    """Create the folder of a process, which must not exist, with its temporary folder, blobs and output files."""
     folder.mkdir(parents=True)
     (folder / "tmp").mkdir()
     (folder / "blobs").mkdir()
@@ -36,14 +36,16 @@ def prepare(folder: Path) -> None:
         (folder / name).touch()
 
 
-def mend(folder: Path) -> str:
-    """Make the folder again what it was, without what was temporary. Gives what the case did to it that nobody can
-    make up for: a folder that was gone, rights that were taken away. Empty if there was nothing of the kind.
+def repair(folder: Path) -> str:
+    """Restore the folder of a process after its case, and remove its temporary files.
+
+    Returns what the case did to it that cannot be undone: a folder that was removed, permissions that were taken away.
+    Empty if there is nothing of the kind.
     """
-    allow(folder.parent)
-    harm = [_mended(folder, "its folder")]
-    remove(folder / "tmp")  # First of all: a disk that the case has filled has room again.
-    harm.append(_mended(folder / "blobs", "its folder of contents"))
+    restore_rights(folder.parent)
+    harm = [_restore_folder(folder, "its folder")]
+    remove(folder / "tmp")  # First of all, to free the disk if the case has filled it.
+    harm.append(_restore_folder(folder / "blobs", "its folder of contents"))
     for path in sorted((*folder.iterdir(), *(folder / "blobs").iterdir())):
         mode = path.lstat().st_mode
         if path == folder / "blobs":
@@ -59,39 +61,37 @@ def mend(folder: Path) -> str:
     return next(filter(None, harm), "")
 
 
-def _mended(folder: Path, name: str) -> str:
-    """Make one folder be there, with its owner's rights; gives what it lacked."""
-    mode = _mode(folder)
+def _restore_folder(folder: Path, name: str) -> str:
+    """Make sure that a folder exists and has its owner's permissions. Returns what was missing, or an empty string."""
+    mode = _file_mode(folder)
     if mode is None or not stat.S_ISDIR(mode):
         remove(folder)
         folder.mkdir(parents=True)
         return f"{name} was gone"
-    if allow(folder):
+    if restore_rights(folder):
         return f"{name} had lost its rights (mode {stat.S_IMODE(mode):03o})"
     return ""
 
 
-def _mode(path: Path) -> Optional[int]:
-    """Kind and rights; None if there is nothing."""
+def _file_mode(path: Path) -> Optional[int]:
+    """Return the type and permissions of a path, without following links. None if it does not exist."""
     try:
         return path.lstat().st_mode
     except FileNotFoundError:
         return None
 
 
-def allow(folder: Path) -> bool:
-    """Give the owner of a folder its rights back; whether they were taken away. Where there is no folder, they were
-    not.
-    """
-    mode = _mode(folder)
+def restore_rights(folder: Path) -> bool:
+    """Restore the permissions of the owner of a folder. Return whether any was missing; False if there is no folder."""
+    mode = _file_mode(folder)
     if mode is None or not stat.S_ISDIR(mode) or mode & OWNER == OWNER:
         return False
     folder.chmod(stat.S_IMODE(mode) | OWNER)
     return True
 
 
-def read(path: Path, most: int) -> Optional[str]:
-    """The first `most` bytes of an ordinary file. None for whatever else is there, without waiting for it."""
+def read_file(path: Path, most: int) -> Optional[str]:
+    """Return the first `most` bytes of a regular file as text. None for anything else, without waiting for it."""
     try:
         with open(os.open(path, _ORDINARY), "rb") as file:  # noqa: PTH123 - of a descriptor
             return file.read(most).decode("utf-8", "backslashreplace") if _is_ordinary(file.fileno()) else None
@@ -103,8 +103,8 @@ def _is_ordinary(descriptor: int) -> bool:
     return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
-def length(path: Path) -> int:
-    """Bytes of an ordinary file. -1 for whatever else is there, and for nothing."""
+def file_size(path: Path) -> int:
+    """Return the size of a regular file in bytes. -1 for anything else, or if there is nothing."""
     try:
         found = path.lstat()
     except OSError:
@@ -113,11 +113,12 @@ def length(path: Path) -> int:
 
 
 def measure(folder: Path, most: int) -> tuple[int, int]:
-    """Bytes of all that lies below the folder, and how many files and folders it is. What vanishes meanwhile counts
-    nothing, and counting ends beyond `most` of them.
+    """Return the total size in bytes, and the number, of the files and folders below a folder.
+
+    What disappears meanwhile is not counted, and counting stops once there are more than `most`.
     """
     total = count = 0
-    for _, _, found in _inside(folder):
+    for _, _, found in _walk(folder):
         count += 1
         if not stat.S_ISDIR(found.st_mode):
             total += found.st_size
@@ -127,26 +128,28 @@ def measure(folder: Path, most: int) -> tuple[int, int]:
 
 
 def remove(path: Path) -> bool:
-    """Remove a file or a folder with all that is in it, also what its owner may not read any more. Whether nothing is
-    left of it: what belongs to somebody else may stay.
+    """Remove a file, or a folder with everything in it, also without permission to read it.
+
+    Returns whether it is gone: files of another user may remain.
     """
     with contextlib.suppress(OSError):
-        mode = _mode(path)
+        mode = _file_mode(path)
         if mode is None:
             return True
         if not stat.S_ISDIR(mode):
             path.unlink()
             return True
-        allow(path)
-        for descriptor, name, found in _inside(path, allowing=True):
+        restore_rights(path)
+        for descriptor, name, found in _walk(path, allowing=True):
             with contextlib.suppress(OSError):
-                _remove_below(descriptor, name, found)
+                _remove_entry(descriptor, name, found)
         path.rmdir()
         return True
     return not os.path.lexists(path)
 
 
-def _remove_below(descriptor: int, name: str, found: os.stat_result) -> None:
+def _remove_entry(descriptor: int, name: str, found: os.stat_result) -> None:
+    """Remove a file or an empty folder that `_walk` has yielded."""
     if not _BY_DESCRIPTOR:
         shutil.rmtree(name) if stat.S_ISDIR(found.st_mode) else os.unlink(name)  # noqa: PTH108 - a name below a folder
     elif stat.S_ISDIR(found.st_mode):
@@ -155,8 +158,8 @@ def _remove_below(descriptor: int, name: str, found: os.stat_result) -> None:
         os.unlink(name, dir_fd=descriptor)
 
 
-def free(folder: Path) -> Path:
-    """A name that nothing has: `folder`, once what had it is removed, or one beside it if that cannot be removed."""
+def free_path(folder: Path) -> Path:
+    """Return an unused path: `folder`, after removing it, or one next to it if it cannot be removed."""
     place, number = folder, 2
     while not remove(place):
         place, number = folder.with_name(f"{folder.name}-{number}"), number + 1
@@ -164,8 +167,8 @@ def free(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def temporary(prefix: str, where: Optional[Path] = None) -> Iterator[Path]:
-    """A new folder that is gone afterwards, whatever was done to it."""
+def temporary_folder(prefix: str, where: Optional[Path] = None) -> Iterator[Path]:
+    """Create a temporary folder for the block, and remove it afterwards whatever was done to it."""
     made = Path(tempfile.mkdtemp(prefix=prefix, dir=where))
     try:
         yield made
@@ -173,21 +176,22 @@ def temporary(prefix: str, where: Optional[Path] = None) -> Iterator[Path]:
         remove(made)
 
 
-def _inside(folder: Path, *, allowing: bool = False) -> Iterator[tuple[int, str, os.stat_result]]:
-    """All that lies below a folder: a descriptor of the folder that it is in, its name there, what it is. Folders come
-    after what is in them; those that cannot be looked into are as empty, unless `allowing` gives their owner the right.
+def _walk(folder: Path, *, allowing: bool = False) -> Iterator[tuple[int, str, os.stat_result]]:
+    """Yield everything below a folder: a descriptor of the parent folder, the name in it, and its status.
 
-    One descriptor is open at a time and no path is longer than a name, so no depth is too deep.
+    Folders come after their contents. A folder that cannot be opened counts as empty, unless `allowing` restores the
+    permissions of its owner. One descriptor is open at a time and no path is longer than a name, so the depth is not
+    limited.
     """
     if not _BY_DESCRIPTOR:
-        yield from _inside_by_path(folder)
+        yield from _walk_by_path(folder)
         return
     try:
         current = os.open(folder, _BELOW)
     except OSError:
         return
     try:
-        waiting, entered = [_listed(current)], [os.fstat(current)]
+        waiting, entered = [_list_names(current)], [os.fstat(current)]
         names: list[str] = []
         while True:
             if waiting[-1]:
@@ -196,13 +200,13 @@ def _inside(folder: Path, *, allowing: bool = False) -> Iterator[tuple[int, str,
                     found = os.stat(name, dir_fd=current, follow_symlinks=False)
                 except OSError:
                     continue
-                below = _opened(current, name, found, allowing=allowing)
+                below = _open_folder(current, name, found, allowing=allowing)
                 if below is None:
                     yield current, name, found
                     continue
                 os.close(current)
                 current = below
-                waiting.append(_listed(current))
+                waiting.append(_list_names(current))
                 entered.append(os.fstat(current))
                 names.append(name)
                 continue
@@ -214,13 +218,14 @@ def _inside(folder: Path, *, allowing: bool = False) -> Iterator[tuple[int, str,
             os.close(current)
             current = above
             if not os.path.samestat(os.fstat(current), entered[-1]):
-                return  # It was moved meanwhile, and this is somebody else's.
+                return  # The folder was moved meanwhile, and this is another one.
             yield current, names.pop(), left
     finally:
         os.close(current)
 
 
-def _inside_by_path(folder: Path) -> Iterator[tuple[int, str, os.stat_result]]:
+def _walk_by_path(folder: Path) -> Iterator[tuple[int, str, os.stat_result]]:
+    """Do the same by path. The descriptor is -1, and the name is the whole path."""
     for place, names, files in os.walk(folder, topdown=False):
         for name in (*files, *names):
             with contextlib.suppress(OSError):
@@ -228,15 +233,16 @@ def _inside_by_path(folder: Path) -> Iterator[tuple[int, str, os.stat_result]]:
                 yield -1, path, os.lstat(path)
 
 
-def _listed(descriptor: int) -> list[str]:
+def _list_names(descriptor: int) -> list[str]:
+    """Return the names in a folder. Empty if it cannot be read."""
     try:
         return os.listdir(descriptor)
     except OSError:
         return []
 
 
-def _opened(current: int, name: str, found: os.stat_result, *, allowing: bool) -> Optional[int]:
-    """The folder of this name, to look into. None if it is none, or cannot be looked into."""
+def _open_folder(current: int, name: str, found: os.stat_result, *, allowing: bool) -> Optional[int]:
+    """Return a descriptor of the folder of this name. None if it is not a folder or cannot be opened."""
     if not stat.S_ISDIR(found.st_mode):
         return None
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Observation: what a worker saw of a case. Ending: what its parent saw of the process."""
+"""An observation: what a worker recorded of a case. An ending: what its parent recorded of the process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from .codec import FITS, read_fields, to_plain
 from .outcome import Outcome, read_outcome
 
 UNOBSERVED = "unobserved"
-"""File in which a worker says why it could leave no observation."""
-
-
-# Observation.
+"""Name of the file in which a worker says why it left no observation."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operator:
-    """One dispatched operator, in the order in which they started."""
+    """One dispatched operator. Operators are listed in the order in which they started."""
 
     thread: int
     """Numbered in the order in which threads appear; 0 is the one that called the case."""
@@ -68,7 +65,7 @@ class Operator:
     """Shapes of its arguments, empty for those that are not tensors."""
 
     def to_list(self) -> list[Any]:
-        """Operators are many, so each is a short JSON list instead of an object."""
+        """Return the operator as a JSON list: there are many operators, and a list is shorter than an object."""
         return [self.thread, self.depth, self.name, [list(shape) for shape in self.shapes]]
 
 
@@ -86,7 +83,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class StateChange:
-    """A process-wide switch that the case left other than it found it."""
+    """A process-wide switch that the case changed and did not restore."""
 
     name: str
     before: Any
@@ -111,9 +108,10 @@ class Memory:
     largest: int | None
     """Largest single allocation of torch on the case's device during the phase. None except in the profiled pass."""
 
-    def grown(self, *, peak: bool) -> int | None:
-        """Bytes at the phase's peak, or held at its end, above those at its start: of the GPU if the case ran
-        there, else resident. None where the system does not tell.
+    def growth(self, *, peak: bool) -> int | None:
+        """Return the bytes at the phase's peak, or at its end, above those at its start.
+
+        Memory of the GPU if the case ran there, else resident memory. None where the system does not report it.
         """
         cuda = self.cuda_before is not None
         before = self.cuda_before if cuda else self.before
@@ -124,7 +122,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the worker saw. Written by it, completed to a record by its parent."""
+    """What the worker observed. The worker writes it, and its parent completes it to a record."""
 
     outcome: Outcome
     tensors: tuple[Tensor, ...]
@@ -142,16 +140,17 @@ class Observation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Observation:
-        """Raises RecordError if it is not an observation of this version."""
+        """Read an observation. Raises RecordError if it is not one of this version."""
         values = read_fields(data, Observation, "observation")
-        return _observation(values)
+        return _read_observation(values)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the observation as a JSON object."""
         made: dict[str, Any] = to_plain(self)
         return made
 
     def blobs(self) -> dict[str, str]:
-        """Every content that it names: digest -> ``machine``, ``source`` or ``tensor``."""
+        """Return every content that it refers to: digest -> ``machine``, ``source`` or ``tensor``."""
         kept = [part for one in self.tensors for part in (one.digest if one.whole else None, one.samples, one.sketch)]
         sources = [source.digest for source in self.sources if source.kept]
         return {
@@ -163,7 +162,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Output:
-    """What a process wrote to stdout or stderr."""
+    """Output of a process to stdout or stderr."""
 
     digest: str
     """SHA-256 of what was kept."""
@@ -175,7 +174,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the process ended as its parent saw it. None of it is evidence."""
+    """How the process ended, as observed by its parent. None of it is evidence."""
 
     exit_code: int | None
     """None if it was ended by a signal or never started."""
@@ -191,15 +190,15 @@ class Ending:
     """The observation that the worker left but nobody can read. None if there is no such thing."""
 
 
-def _observation(values: dict[str, Any]) -> Observation:
+def _read_observation(values: dict[str, Any]) -> Observation:
     operators = values["operators"]
     return Observation(
         outcome=read_outcome(values["outcome"]),
-        tensors=tuple(_tensor(item) for item in values["tensors"]),
+        tensors=tuple(_read_tensor(item) for item in values["tensors"]),
         operators=None
         if operators is None
-        else {phase: tuple(_operator(item) for item in listed) for phase, listed in operators.items()},
-        observed=tuple(_observed(item) for item in values["observed"]),
+        else {phase: tuple(_read_operator(item) for item in listed) for phase, listed in operators.items()},
+        observed=tuple(_read_observed_value(item) for item in values["observed"]),
         state=tuple(StateChange(**read_fields(item, StateChange, "state change")) for item in values["state"]),
         memory=tuple(Memory(**read_fields(item, Memory, "memory")) for item in values["memory"]),
         durations={phase: number(seconds) for phase, seconds in values["durations"].items()},
@@ -208,7 +207,7 @@ def _observation(values: dict[str, Any]) -> Observation:
     )
 
 
-def _tensor(data: Any) -> Tensor:
+def _read_tensor(data: Any) -> Tensor:
     values = read_fields(data, Tensor, "tensor")
     for name in ("norm", "largest"):
         values[name] = None if values[name] is None else number(values[name])
@@ -216,8 +215,8 @@ def _tensor(data: Any) -> Tensor:
     return Tensor(**values)
 
 
-def _operator(data: Any) -> Operator:
-    """The inverse of `Operator.to_list`."""
+def _read_operator(data: Any) -> Operator:
+    """Read an operator. The inverse of `Operator.to_list`."""
     thread, depth, name, shapes = data
     right = FITS["int"](thread) and FITS["int"](depth) and isinstance(name, str)
     if not right or not all(FITS["tuple[int, ...]"](shape) for shape in shapes):
@@ -225,13 +224,14 @@ def _operator(data: Any) -> Operator:
     return Operator(thread, depth, name, tuple(tuple(shape) for shape in shapes))
 
 
-def _observed(data: Any) -> Observed:
+def _read_observed_value(data: Any) -> Observed:
     values = read_fields(data, Observed, "observed value")
     values["tolerance"] = None if values["tolerance"] is None else number(values["tolerance"])
     return Observed(**values)
 
 
-def without_outcome(seen: Observation) -> dict[str, Any]:
+def json_without_outcome(seen: Observation) -> dict[str, Any]:
+    """Return an observation as a JSON object without its outcome, which a record keeps outside the observation."""
     data = seen.to_json()
     del data["outcome"]
     return data

@@ -1,4 +1,4 @@
-"""Outcome: how a case ended, and its fingerprint. Not whether that was expected."""
+"""The outcome of a case, that is, how it ended, and its fingerprint. Not whether it was expected."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ class Outcome:
     `raised`."""
 
     def fingerprint(self, schema: int = SCHEMA) -> str | None:
-        """Type, phase and message without what changes from run to run (`fingerprint.normalize`), as records of
-        `schema` have it. Shapes and byte counts stay. None unless `raised`.
+        """Return type, phase and normalized message (`fingerprint.normalize`), in the form of records of `schema`.
+
+        Shapes and byte counts stay. None unless `raised`.
         """
         if self.kind != "raised":
             return None
         message = self.message or ""
-        head = normalize(message) if schema >= FIRST_NORMALIZED else _without_accidents(message)
+        head = normalize(message) if schema >= FIRST_NORMALIZED else _normalize_before_schema_4(message)
         return f"{self.type} in {self.phase}: {head}"
 
     @property
     def named(self) -> str | None:
-        """What the process ended by: the exception's type, or the signal or exit code that it died of. None for
-        other kinds.
-        """
+        """The exception's type, or the signal or exit code of a process that died. None for other kinds."""
         if self.kind == "died":
             found = re.match(r"SIG[A-Z0-9]+|signal \d+|exit -?\d+", self.detail)
             return found.group() if found else ""
@@ -57,12 +56,12 @@ class Outcome:
 
     @property
     def ran(self) -> bool:
-        """Whether the case was started at all."""
+        """Whether the case was started."""
         return self.kind != "not_run"
 
 
-def _without_accidents(message: str) -> str:
-    """As records up to schema 3 have it: their digests are of this."""
+def _normalize_before_schema_4(message: str) -> str:
+    """Normalize a message as records up to schema 3 do, whose digests depend on it."""
     text = re.split(r"\n[ \t]*\n", message.strip(), maxsplit=1)[0]
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDRESS", text)
     for path in PATHS:
@@ -72,6 +71,7 @@ def _without_accidents(message: str) -> str:
 
 
 def read_outcome(data: Any) -> Outcome:
+    """Read an outcome. Raises RecordError if a field is missing, unknown or of the wrong type."""
     values = read_fields(data, Outcome, "outcome")
     if values["kind"] not in ENDINGS:
         raise RecordError(f"outcome {values['kind']!r} is unknown; known are {', '.join(ENDINGS)}")

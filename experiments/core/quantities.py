@@ -1,8 +1,8 @@
-"""Numbers in sentences: as many digits as were measured, and how often they were measured.
+"""Numbers in sentences: with as many digits as were measured, and with the number of measurements.
 
-A figure of one run says "one run". A figure of several is their median, with the smallest and the largest beside it.
+The value of a single run says "one run". That of several runs is their median, with the smallest and the largest value.
 
-Only the standard library is imported here, and nothing newer than Python 3.9.
+Imports only the standard library, and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import statistics
 from typing import Sequence
 
 DIGITS = 2
-"""Significant digits of a figure that is measured and moves from run to run, such as memory or time: one more where the
-first is a 1, since two would round a figure by up to a twentieth."""
+"""Significant digits of a measurement that changes from run to run, such as memory or time. One more if the first is 1,
+since two would round the value by up to a twentieth."""
 MOST = 4
-"""Digits of a range that fewer would show as none."""
+"""Maximum number of digits of a range whose bounds would look equal with fewer."""
 
 
-def significant(value: float, digits: int = DIGITS) -> str:
-    """`value` rounded to `digits` significant digits, in plain notation below a million: ``3.9``, ``340``, ``107``."""
+def format_significant(value: float, digits: int = DIGITS) -> str:
+    """Round to `digits` significant digits, in plain notation below a million: ``3.9``, ``340``, ``107``."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:
@@ -33,52 +33,55 @@ def significant(value: float, digits: int = DIGITS) -> str:
 
 
 def median_and_range(values: Sequence[float], unit: str = "", digits: int = DIGITS) -> str:
-    """The median of repeated measurements with their range: ``3.9 MiB (median of 5 runs, 3.6 to 4.2)``; of a single
-    one ``3.9 MiB (one run)``. Raises ValueError if there is none.
+    """Return the median of repeated measurements with their range: ``3.9 MiB (median of 5 runs, 3.6 to 4.2)``.
+
+    For a single measurement ``3.9 MiB (one run)``. Raises ValueError if there is none.
     """
     if not values:
         raise ValueError("a figure needs at least one measurement")
-    middle = significant(statistics.median(values), digits)
+    middle = format_significant(statistics.median(values), digits)
     shown = f"{middle} {unit}".rstrip()
     if len(values) == 1:
         return f"{shown} (one run)"
-    return f"{shown} (median of {len(values)} runs, {_between(values, digits)})"
+    return f"{shown} (median of {len(values)} runs, {_range_words(values, digits)})"
 
 
-def with_range(values: Sequence[float], digits: int = DIGITS) -> str:
-    """As `median_and_range`, for the cell of a table: ``3.9 (5 runs, 3.6 to 4.2)``, ``3.9 (one run)``. Raises
-    ValueError if there is none.
+def range_cell(values: Sequence[float], digits: int = DIGITS) -> str:
+    """Return the same for the cell of a table: ``3.9 (5 runs, 3.6 to 4.2)``, ``3.9 (one run)``.
+
+    Raises ValueError if there is no measurement.
     """
     if not values:
         raise ValueError("a figure needs at least one measurement")
-    middle, runs = significant(statistics.median(values), digits), "one run"
+    middle, runs = format_significant(statistics.median(values), digits), "one run"
     if len(values) > 1:
-        runs = f"{len(values)} runs, {_between(values, digits)}"
+        runs = f"{len(values)} runs, {_range_words(values, digits)}"
     return f"{middle} ({runs})"
 
 
-def span(values: Sequence[float], digits: int = DIGITS) -> str:
-    """The smallest and the largest: ``3.6 to 4.2``; ``3.3`` where they are the same to the digits that are shown."""
-    return _between(values, digits).removeprefix("all ")
+def range_text(values: Sequence[float], digits: int = DIGITS) -> str:
+    """Return the smallest and the largest value: ``3.6 to 4.2``; ``3.3`` if they are equal to the digits shown."""
+    return _range_words(values, digits).removeprefix("all ")
 
 
-def _between(values: Sequence[float], digits: int) -> str:
+def _range_words(values: Sequence[float], digits: int) -> str:
     bounds = min(values), max(values)
-    low, high = (significant(bound, digits) for bound in bounds)
+    low, high = (format_significant(bound, digits) for bound in bounds)
     while low == high and bounds[0] != bounds[1] and digits < MOST:
         digits += 1
-        low, high = (significant(bound, digits) for bound in bounds)
+        low, high = (format_significant(bound, digits) for bound in bounds)
     return f"all {low}" if low == high else f"{low} to {high}"
 
 
-def counted(value: float) -> str:
-    """A number that was counted, such as units in the last place: every digit of a whole number, three of another."""
+def format_count(value: float) -> str:
+    """Return a count, such as units in the last place: all digits of a whole number, else three."""
     return f"{value:.0f}" if math.isfinite(value) and value == round(value) else f"{value:.3g}"
 
 
-def share(part: int, whole: int) -> str:
-    """A share of what was counted, in percent; a part is never shown as nothing or as all: ``0.3 %``, ``< 0.1 %``,
-    ``> 99.9 %``. No part at all is the empty string.
+def format_share(part: int, whole: int) -> str:
+    """Return a share in percent, which is never rounded to 0 or 100: ``0.3 %``, ``< 0.1 %``, ``> 99.9 %``.
+
+    An empty string if `part` is 0.
     """
     if not part:
         return ""
@@ -89,17 +92,17 @@ def share(part: int, whole: int) -> str:
 
 
 EXACT = 1e-9
-"""Share of a value below which its error is that of the arithmetic, not of what was measured."""
+"""Relative error below which it comes from the arithmetic, not from the measurement."""
 
 
-def with_error(value: float, error: float) -> str:
-    """A value and its standard error, both to the digits that the error leaves: ``1.9964 ± 0.0002``, ``1.98 ± 0.03``.
+def value_and_error(value: float, error: float) -> str:
+    """Return a value and its standard error, both to the digits that the error justifies: ``1.9964 ± 0.0002``.
 
-    The error has one significant digit, or two where the first is a 1. No error that says nothing is printed: one of
-    zero becomes ``2 (no scatter)``, and one that is no number ``2.0 (error not known)``.
+    The error has one significant digit, or two if the first is a 1. An error of zero is shown as ``2 (no scatter)``,
+    and one that is not a finite number as ``2.0 (error not known)``.
     """
     if not (math.isfinite(value) and math.isfinite(error) and error >= 0):
-        return f"{significant(value)} (error not known)"
+        return f"{format_significant(value)} (error not known)"
     if error <= EXACT * abs(value):
         return f"{value:.4g} (no scatter)"
     exponent = math.floor(math.log10(error))

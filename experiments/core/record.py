@@ -1,8 +1,8 @@
-"""Record: one process, what was asked of it, what was seen, how it ended.
+"""A record of one process: what was asked, what was observed, and how the process ended.
 
     record  = spec + what the worker observed + how the process ended
 
-A record holds observations only: verdicts and differences are computed from it. It travels as canonical JSON, and its
+A record holds only observations: verdicts and differences are computed from it. It is stored as canonical JSON, and its
 digest is the SHA-256 of that text.
 """
 
@@ -15,15 +15,15 @@ from typing import Any, Mapping
 from .canonical_json import RecordError, canonical, digest, number, parse
 from .codec import check_keys, read_fields, to_plain
 from .fingerprint import normalize_value
-from .observation import Ending, Observation, Output, without_outcome
+from .observation import Ending, Observation, Output, json_without_outcome
 from .outcome import Outcome, read_outcome
-from .schema_history import FIRST_NORMALIZED, SCHEMA, upgrade
+from .schema_history import FIRST_NORMALIZED, SCHEMA, upgrade_record
 from .spec import Spec
 
 
 @dataclass(frozen=True)
 class Record:
-    """One process: what was asked, what was seen, how it ended."""
+    """One process: what was asked, what was observed, and how it ended."""
 
     spec: Spec
     outcome: Outcome
@@ -36,10 +36,10 @@ class Record:
     """For a record of an older schema that schema. None for one of this."""
 
     def evidence(self, schema: int = SCHEMA) -> dict[str, Any]:
-        """The part that a replay must repeat, as records of `schema` have it. Times, hosts, process ids and memory are
-        not in it.
+        """Return the part that a replay must repeat, in the form of records of `schema`.
 
-        Where results vary from run to run by nature, only that is.
+        Times, hosts, process IDs and memory are not part of it. If results vary from run to run by nature, the evidence
+        is only that.
         """
         if self.varies:
             return {"varies": True}
@@ -71,15 +71,15 @@ class Record:
 
     @property
     def varies(self) -> bool:
-        """Whether results vary from run to run by nature, so that one run is no evidence of another."""
+        """Whether results vary from run to run by nature, so that one run is not evidence of another."""
         return any(expectation.get("kind") == "varies" for expectation in self.spec.mark.expectations)
 
     def evidence_digest(self) -> str:
-        """Digest of the evidence as the record's own schema has it: what was written into the record."""
+        """Return the digest of the evidence in the form of the record's own schema, which the record contains."""
         return self._written_digest
 
     def agreement_digest(self) -> str:
-        """Equal for two records, of whichever schemas, exactly if they hold the same evidence."""
+        """Return a digest that two records, of any schemas, share exactly if they hold the same evidence."""
         return self._agreement_digest
 
     @cached_property
@@ -98,10 +98,10 @@ class Record:
         return SCHEMA if self.read_schema is None else self.read_schema
 
     def blobs(self) -> dict[str, str]:
-        """Every content that must be kept beside the record: digest -> what it is.
+        """Return digest -> kind of every content that must be stored with the record.
 
         ``machine`` and ``source`` are texts, the others bytes: ``tensor``, ``stdout``, ``stderr``,
-        ``unreadable`` (an observation that nobody can read).
+        ``unreadable`` (an observation that cannot be read).
         """
         wanted = {self.ending.stdout.digest: "stdout", self.ending.stderr.digest: "stderr"}
         if self.ending.unreadable is not None:
@@ -109,17 +109,18 @@ class Record:
         return wanted if self.observation is None else {**wanted, **self.observation.blobs()}
 
     def to_json(self) -> dict[str, Any]:
+        """Return the record as a JSON object of the current schema."""
         return {
             "schema": SCHEMA,
             "spec": self.spec.to_json(),
             "outcome": {**to_plain(self.outcome), "fingerprint": self.outcome.fingerprint()},
-            "observation": None if self.observation is None else without_outcome(self.observation),
+            "observation": None if self.observation is None else json_without_outcome(self.observation),
             "ending": to_plain(self.ending),
             "evidence_digest": self.evidence_digest(),
         }
 
     def text(self) -> str:
-        """The record as canonical JSON: what is stored, and what its digest is of."""
+        """Return the record as canonical JSON: the text that is stored, and of which its digest is taken."""
         return self._text if self.written is None else self.written
 
     @cached_property
@@ -128,7 +129,7 @@ class Record:
 
     @classmethod
     def from_text(cls, text: str) -> Record:
-        """Read a record of this schema or any older one.
+        """Read a record of this schema or an older one.
 
         Raises RecordError if it is newer, not a record, or does not match its own evidence digest.
         """
@@ -137,9 +138,9 @@ class Record:
             raise RecordError("a record is a JSON object")
         try:
             schema = data.get("schema")
-            data = upgrade(data)
+            data = upgrade_record(data)
             check_keys(data, "record", ("spec", "outcome", "observation", "ending", "evidence_digest"))
-            record = _record(data)
+            record = _read_record(data)
             if schema != SCHEMA:
                 object.__setattr__(record, "written", text)
                 object.__setattr__(record, "read_schema", schema)
@@ -154,7 +155,7 @@ class Record:
         return record
 
 
-def _record(data: Mapping[str, Any]) -> Record:
+def _read_record(data: Mapping[str, Any]) -> Record:
     outcome = dict(data["outcome"])
     outcome.pop("fingerprint")
     ending = read_fields(data["ending"], Ending, "ending")

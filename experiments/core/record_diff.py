@@ -1,6 +1,6 @@
-"""Two records side by side: what was asked, where, how it ended, what was seen. Equal things are counted, not listed.
+"""Comparison of two records: question, machine, outcome, and observations. Equal values are counted, not listed.
 
-Nothing is judged: whether a difference is rounding, or as expected, is for reports to say.
+Differences are not judged: whether one is rounding, or expected, is decided in reports.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from experiments.core.tensor_diff import Difference, difference
 
 Fetch = Callable[[str], "bytes | None"]
 Row = tuple[str, str, str]
-"""Name, and what the first and the second record say."""
+"""Name, value in the first record, value in the second."""
 
 NOTHING = "-"
-"""Stands where one of the two has nothing of that name."""
+"""Shown where one of the two has no value of that name."""
 CONTEXT = 3
-"""Operators shown before and after the first that differs."""
+"""Number of operators shown before and after the first that differs."""
 LONGEST = 120
-"""Characters of a value that are shown; a longer one begins near where it differs."""
+"""Characters of a value that are shown. A longer one is shown from near where it differs."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of two records."""
+    """Comparison of one part of two records."""
 
     title: str
     said: str
-    """How much is equal, or why nothing can be said."""
+    """How much is equal, or why it cannot be compared."""
     rows: tuple[Row, ...] = ()
-    """What differs; measurements all, since no two are equal."""
+    """Values that differ. Of measurements all values, since no two are equal."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two records side by side."""
+    """Comparison of two records."""
 
     equal: bool
     """Whether they hold the same evidence."""
@@ -49,173 +49,176 @@ class Comparison:
 
 
 def compare(ours: Record, theirs: Record, fetch: Fetch) -> Comparison:
-    """Everything in which two records differ; `fetch` gives tensors and facts of machines by digest."""
+    """Return everything in which two records differ. `fetch` returns tensors and machine facts by digest."""
     both = (ours, theirs)
     sections = (
-        _machine(*(_facts(one, fetch) for one in both)),
-        _section("question", *(one.spec.to_json()["question"] for one in both)),
-        _section("setting", *(one.spec.to_json()["setting"] for one in both)),
-        _section("mark", *(one.spec.to_json()["mark"] for one in both)),
-        _outcome(ours.outcome, theirs.outcome),
-        *_operators(ours, theirs),
-        _tensors(ours, theirs, fetch),
-        _section("observed", *map(_observed, both)),
-        _section("state left changed", *map(_state, both)),
-        _measured(ours, theirs),
+        _machine_section(*(_machine_facts(one, fetch) for one in both)),
+        _value_section("question", *(one.spec.to_json()["question"] for one in both)),
+        _value_section("setting", *(one.spec.to_json()["setting"] for one in both)),
+        _value_section("mark", *(one.spec.to_json()["mark"] for one in both)),
+        _outcome_section(ours.outcome, theirs.outcome),
+        *_operator_sections(ours, theirs),
+        _tensor_section(ours, theirs, fetch),
+        _value_section("observed", *map(_observed_evidence, both)),
+        _value_section("state left changed", *map(_state_changes, both)),
+        _measurement_section(ours, theirs),
     )
     return Comparison(ours.evidence_digest() == theirs.evidence_digest(), sections)
 
 
-# Parts that are names with values.
+# Parts that consist of names and values.
 
 
-def _section(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Section:
-    left, right = dict(_flat(ours)), dict(_flat(theirs))
+def _value_section(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Section:
+    left, right = dict(_flatten(ours)), dict(_flatten(theirs))
     names = sorted({*left, *right})
-    rows = tuple(_row(name, left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name))
+    rows = tuple(
+        _difference_row(name, left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)
+    )
     return Section(title, f"{len(names) - len(rows)} equal, {len(rows)} different" if names else "none", rows)
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every value within, by the names on the way to it."""
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every value inside a nested value, by its dotted name."""
     if isinstance(value, Mapping):
         for key, inside in value.items():
-            yield from _flat(inside, f"{name}.{key}" if name else str(key))
+            yield from _flatten(inside, f"{name}.{key}" if name else str(key))
     else:
         yield name, value if isinstance(value, str) else canonical(value)
 
 
-def _row(name: str, ours: str | None, theirs: str | None) -> Row:
+def _difference_row(name: str, ours: str | None, theirs: str | None) -> Row:
+    """Return the row of two different values, each cut to where they differ."""
     if ours is None or theirs is None:
-        return name, *(NOTHING if one is None else _cut(one, 0) for one in (ours, theirs))  # type: ignore[return-value]
+        return name, *(NOTHING if one is None else _cut_text(one, 0) for one in (ours, theirs))  # type: ignore[return-value]
     start = next((at for at, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1]), min(len(ours), len(theirs)))
-    return name, _cut(ours, start), _cut(theirs, start)
+    return name, _cut_text(ours, start), _cut_text(theirs, start)
 
 
-def _cut(text: str, start: int) -> str:
-    """As much as a table can hold, `start` in it."""
+def _cut_text(text: str, start: int) -> str:
+    """Return as much of a text as a table can hold, including the position `start`."""
     begin = max(0, min(start - LONGEST // 3, len(text) - LONGEST))
     shown = text[begin : begin + LONGEST]
     return f"{'…' if begin else ''}{shown}{'…' if begin + LONGEST < len(text) else ''}"
 
 
-def _facts(record: Record, fetch: Fetch) -> Mapping[str, Any] | None:
-    """Facts of its machine. None if the process left none that can be read."""
+def _machine_facts(record: Record, fetch: Fetch) -> Mapping[str, Any] | None:
+    """Return the facts of the machine. None if the process left none that can be read."""
     if record.observation is None:
         return None
     try:
         found = parse((fetch(record.observation.machine) or b"").decode("utf-8"))
-        canonical(found)  # refuses what is nested too deep
+        canonical(found)  # refuses values that are nested too deep
     except (RecordError, UnicodeDecodeError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def _machine(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> Section:
+def _machine_section(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> Section:
     if ours is None or theirs is None:
         which = "both" if ours is theirs else "the first" if ours is None else "the second"
         return Section("machine", f"{which} left no facts that can be read")
-    return _section("machine", ours, theirs)
+    return _value_section("machine", ours, theirs)
 
 
-def _observed(record: Record) -> dict[str, Any]:
+def _observed_evidence(record: Record) -> dict[str, Any]:
     seen = record.observation
     return {} if seen is None else {one.name: one.value for one in seen.observed if one.kind == "evidence"}
 
 
-def _state(record: Record) -> dict[str, Any]:
+def _state_changes(record: Record) -> dict[str, Any]:
     seen = record.observation
     return (
         {} if seen is None else {one.name: f"{canonical(one.before)} -> {canonical(one.after)}" for one in seen.state}
     )
 
 
-# How they ended.
+# Outcomes.
 
 
-def _outcome(ours: Outcome, theirs: Outcome) -> Section:
+def _outcome_section(ours: Outcome, theirs: Outcome) -> Section:
     left, right = ({name: getattr(one, name) for name in ("kind", "phase", "type", "detail")} for one in (ours, theirs))
-    plain = _section("outcome", left, right)
-    rows = (*plain.rows, *_lines("message", ours.message or "", theirs.message or ""))
+    plain = _value_section("outcome", left, right)
+    rows = (*plain.rows, *_first_unequal_line("message", ours.message or "", theirs.message or ""))
     said = f"both {ours.kind}" if ours.kind == theirs.kind else f"{ours.kind} against {theirs.kind}"
     return Section("outcome", said, rows)
 
 
-def _lines(title: str, ours: str, theirs: str) -> Iterator[Row]:
-    """The first line in which two texts differ."""
+def _first_unequal_line(title: str, ours: str, theirs: str) -> Iterator[Row]:
+    """Yield a row for the first line in which two texts differ, or nothing."""
     left, right = ours.splitlines(), theirs.splitlines()
     for at in range(max(len(left), len(right))):
         first, second = (lines[at] if at < len(lines) else None for lines in (left, right))
         if first != second:
-            yield _row(f"{title}, line {at + 1}", first, second)
+            yield _difference_row(f"{title}, line {at + 1}", first, second)
             return
 
 
-# What was seen.
+# Observations.
 
 
-def _operators(ours: Record, theirs: Record) -> Iterator[Section]:
-    """A section for each phase of which either has operators."""
+def _operator_sections(ours: Record, theirs: Record) -> Iterator[Section]:
+    """Yield a section for each phase in which at least one of the records has operators."""
     left, right = ((one.observation and one.observation.operators) or {} for one in (ours, theirs))
     if not left and not right:
         yield Section("operators", "neither has any: only a profiled pass does")
     for phase in sorted({*left, *right}):
-        yield _phase(f"operators of {phase}", left.get(phase, ()), right.get(phase, ()))
+        yield _phase_section(f"operators of {phase}", left.get(phase, ()), right.get(phase, ()))
 
 
-def _phase(title: str, left: Sequence[Operator], right: Sequence[Operator]) -> Section:
+def _phase_section(title: str, left: Sequence[Operator], right: Sequence[Operator]) -> Section:
     steps = align(left, right)
     unlike = [at for at, step in enumerate(steps) if not step.same]
     if not unlike:
         return Section(title, f"{len(left)} equal")
     begin, end = max(0, unlike[0] - CONTEXT), unlike[0] + CONTEXT + 1
     rows = tuple(
-        (f"{at}{'' if step.same else ' <'}", _operator(step.left), _operator(step.right))
+        (f"{at}{'' if step.same else ' <'}", _operator_text(step.left), _operator_text(step.right))
         for at, step in enumerate(steps[begin:end], begin)
     )
     said = f"{len(left)} and {len(right)}; {len(unlike)} of {len(steps)} places differ, the first is {unlike[0]}"
     return Section(title, said, rows)
 
 
-def _operator(one: Operator | None) -> str:
+def _operator_text(one: Operator | None) -> str:
     if one is None:
         return NOTHING
     shapes = ", ".join("x".join(map(str, shape)) or "()" for shape in one.shapes)
-    return _cut(f"{'  ' * min(one.depth, 8)}{one.name} ({shapes})", 0)
+    return _cut_text(f"{'  ' * min(one.depth, 8)}{one.name} ({shapes})", 0)
 
 
-def _tensors(ours: Record, theirs: Record, fetch: Fetch) -> Section:
+def _tensor_section(ours: Record, theirs: Record, fetch: Fetch) -> Section:
     left, right = (
         {(one.role, one.name): one for one in record.observation.tensors} if record.observation else {}
         for record in (ours, theirs)
     )
     keys = sorted({*left, *right})
-    rows = tuple(row for key in keys for row in _tensor(key, left.get(key), right.get(key), fetch))
+    rows = tuple(row for key in keys for row in _tensor_rows(key, left.get(key), right.get(key), fetch))
     return Section("tensors", f"{len(keys) - len(rows)} equal, {len(rows)} different", rows)
 
 
-def _tensor(key: tuple[str, str], ours: Tensor | None, theirs: Tensor | None, fetch: Fetch) -> Iterator[Row]:
-    """A row if they differ: what both are, and by how much where their elements are at hand."""
-    alike = ours is not None and theirs is not None and _identity(ours) == _identity(theirs)
+def _tensor_rows(key: tuple[str, str], ours: Tensor | None, theirs: Tensor | None, fetch: Fetch) -> Iterator[Row]:
+    """Yield a row if they differ: both tensors, and by how much where their elements are available."""
+    alike = ours is not None and theirs is not None and _tensor_identity(ours) == _tensor_identity(theirs)
     if alike or (ours is None and theirs is None):
         return
-    shown = [NOTHING if one is None else _kind(one) for one in (ours, theirs)]
+    shown = [NOTHING if one is None else _tensor_text(one) for one in (ours, theirs)]
     if ours is not None and theirs is not None and ours.digest and theirs.digest:
-        shown[1] += f"; {_by(difference(ours, theirs, fetch))}"
+        shown[1] += f"; {_difference_text(difference(ours, theirs, fetch))}"
     yield " ".join(key), shown[0], shown[1]
 
 
-def _identity(one: Tensor) -> tuple[Any, ...]:
+def _tensor_identity(one: Tensor) -> tuple[Any, ...]:
     return one.dtype, one.shape, one.digest
 
 
-def _kind(one: Tensor) -> str:
+def _tensor_text(one: Tensor) -> str:
     if one.digest is None:
         return "no such tensor"
     return f"{one.dtype} {list(one.shape or ())}, norm {one.norm}, {one.digest[:12]}"
 
 
-def _by(found: Difference) -> str:
+def _difference_text(found: Difference) -> str:
     if not found.compared:
         return "not compared: other shapes or kinds, or the elements are not at hand"
     ulps = "" if math.isnan(found.ulp) else f", {found.ulp:.3g} ULP"
@@ -228,10 +231,10 @@ def _by(found: Difference) -> str:
     )
 
 
-# What no replay must repeat.
+# Measurements, which a replay need not repeat.
 
 
-def _measured(ours: Record, theirs: Record) -> Section:
+def _measurement_section(ours: Record, theirs: Record) -> Section:
     left, right = dict(_measurements(ours)), dict(_measurements(theirs))
     names = [*left, *(name for name in right if name not in left)]
     rows = tuple((name, left.get(name, NOTHING), right.get(name, NOTHING)) for name in names)
@@ -250,4 +253,4 @@ def _measurements(record: Record) -> Iterator[tuple[str, str]]:
             value = getattr(row, part.name)
             if value is not None:
                 yield f"memory, {row.phase}, {part.name.replace('_', ' ')}", f"{value} bytes"
-    yield from ((one.name, _cut(canonical(one.value), 0)) for one in seen.observed if one.kind != "evidence")
+    yield from ((one.name, _cut_text(canonical(one.value), 0)) for one in seen.observed if one.kind != "evidence")

@@ -1,4 +1,4 @@
-"""Replay: the records of all passes of one case in one setting and repeat."""
+"""A replay: the records of all passes of one case in one setting and repeat."""
 
 from __future__ import annotations
 
@@ -21,47 +21,50 @@ class Replay:
 
     @property
     def plain(self) -> Record | None:
-        """The pass that carries no instrument: outcome, gradients, memory and time come from it.
+        """The pass without instruments, which outcome, gradients, memory and time are taken from.
+
         None if it has not run.
         """
         return self.records.get("plain")
 
     @property
     def any(self) -> Record:
-        """Some record of the replay, for what all of them share: question, setting, mark."""
+        """One record of the replay, for what all of them have in common: question, setting, mark."""
         return self.records[min(self.records)]
 
     @property
     def spec(self) -> Spec:
+        """The spec of one of its passes."""
         return self.any.spec
 
     @property
     def machine(self) -> str:
-        """Digest of the facts of the machine that it ran on. Empty if no process left any."""
+        """Digest of the facts of the machine that it ran on. Empty if no process left an observation."""
         return next((r.observation.machine for _, r in sorted(self.records.items()) if r.observation), "")
 
     @property
     def sources(self) -> dict[str, str]:
-        """Digests by name of the sources that the plain pass ran. Empty if it left no observation."""
+        """Digests of the sources that the plain pass ran, by name. Empty if it left no observation."""
         seen = self.plain.observation if self.plain else None
         return {source.name: source.digest for source in (seen.sources if seen else ())}
 
     def digest(self) -> str:
-        """Identity of what was asked: the same when it is run again."""
+        """Return the identity of what was asked, which stays the same when it is run again."""
         return self.spec.replay_digest()
 
     def content_digest(self) -> str:
-        """Digest over the records themselves: another when it is run again."""
+        """Return a digest of the records themselves, which changes when it is run again."""
         return digest(canonical({name: digest(record.text()) for name, record in self.records.items()}))
 
     def evidence_digest(self) -> str:
-        """Equal for two replays, of whichever schemas, exactly if every pass holds the same evidence."""
+        """Return a digest that two replays, of any schemas, share exactly if every pass holds the same evidence."""
         return digest(canonical({name: record.agreement_digest() for name, record in self.records.items()}))
 
 
 def replays(records: Sequence[Record]) -> list[Replay]:
-    """Records grouped by replay, in the order in which each replay first appears. The last record of a
-    pass counts if it was run more than once.
+    """Group records by replay, in the order in which each replay first appears.
+
+    Of a pass that ran more than once, the last record counts.
     """
     grouped: dict[str, dict[str, Record]] = {}
     for record in records:

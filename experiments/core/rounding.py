@@ -1,4 +1,4 @@
-"""Rounding: how far a tensor may be from its reference, measured against the same calculation in float64."""
+"""Rounding: how far a tensor may be from its reference, measured with the same calculation in float64."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Mapping, Sequence, Tuple
 from .observation import Tensor
 from .record import Record
 from .replay import Replay
-from .tensor_diff import MOST_KNOWN, Difference, differences, gap_between, magnitude, stored_bytes
+from .tensor_diff import MOST_KNOWN, Difference, differences, element_gap, magnitude, stored_bytes
 from .tensor_values import MANTISSA_BITS, Fetch, Number, component_dtype, is_finite, is_rounded, ulp, values
 
 _known_rulers: dict[tuple[Tensor, Tensor, str], str] = {}
-"""In the same way, why a float64 tensor is no ruler of another."""
+"""Cache of why a float64 tensor does not measure the rounding of another, by both tensors and dtype."""
 
 
 # Rounding that the scenario itself shows.
@@ -21,7 +21,7 @@ _known_rulers: dict[tuple[Tensor, Tensor, str], str] = {}
 
 @dataclass(frozen=True)
 class Allowance:
-    """What counts as rounding for one tensor: measured, never tuned."""
+    """What counts as rounding for one tensor. It is measured, never tuned."""
 
     own_error: float
     """Largest absolute error of the reference against itself in float64, in the tensor's own unit."""
@@ -33,16 +33,19 @@ class Allowance:
 
     @property
     def total(self) -> float:
-        """Twice what the reference errs, and is rounded, by."""
+        """Largest difference that counts as rounding: twice the error of the reference and its last place."""
         return max(2 * (self.own_error + self.last_place), self.carried)
 
     @property
     def beyond(self) -> float:
-        """What an element may err by beyond last places of its own. A single number is its own largest element."""
+        """Largest error of an element beyond last places of its own.
+
+        Infinite for a single number, which is its own largest element.
+        """
         return math.inf if self.carried else 2 * self.own_error
 
-    def holds(self, item: Difference) -> bool:
-        """Whether a tensor, as far as it was seen, differs by no more."""
+    def can_explain(self, item: Difference) -> bool:
+        """Return whether the difference, as far as it was observed, is within the allowance."""
         return item.at_least <= self.total and item.beyond <= self.beyond
 
 
@@ -52,25 +55,27 @@ Key = Tuple[str, str]
 
 @dataclass(frozen=True)
 class Ruler:
-    """What the float64 reference says of rounding, tensor by tensor."""
+    """Rounding of each tensor, as measured by the float64 reference."""
 
     allowed: Mapping[Key, Allowance]
-    """Of outputs and gradients that are the same calculation in float64."""
+    """Allowances of outputs and gradients that are the same calculation in float64."""
     refused: Mapping[Key, str]
-    """Why the float64 reference measures no rounding of a tensor."""
+    """Why the float64 reference does not measure the rounding of a tensor."""
 
 
 def read_ruler(reference: Record, float64: Record, fetch: Fetch) -> Ruler:
-    """For each output and gradient of the reference what counts as rounding, or why that is not known.
+    """Return, for each output and gradient of the reference, what counts as rounding, or why that is not known.
 
-    A float64 reference is a ruler only while it is the same calculation: finite where the reference is, and close
-    enough that at least half of the significand's digits agree. Noise that is drawn in another dtype, an overflow, or
-    a branch that is taken otherwise is no rounding.
+    A float64 reference measures rounding only if it is the same calculation: finite where the reference is, and so
+    close that at least half of the significand's digits agree. Noise drawn in another dtype, an overflow, or another
+    branch is not rounding.
     """
     seen = reference.observation
-    largest = {(one.role, one.name): _largest_finite(one, fetch) for one in (seen.tensors if seen else ())}
+    largest = {(one.role, one.name): _largest_finite_value(one, fetch) for one in (seen.tensors if seen else ())}
     found = {(d.role, d.name): d for d in differences(reference, float64, fetch) if is_rounded(d.dtype)}
-    refused = {key: text for key, d in found.items() for text in [_no_ruler(d, reference, float64, fetch)] if text}
+    refused = {
+        key: text for key, d in found.items() for text in [_refusal_reason(d, reference, float64, fetch)] if text
+    }
     fit = {key: d for key, d in found.items() if key not in refused}
     shares = [(_allowance(d, largest[key], 0.0).total, largest[key]) for key, d in fit.items() if d.elements > 1]
     share = max((total / scale for total, scale in shares if scale), default=0.0)
@@ -78,8 +83,8 @@ def read_ruler(reference: Record, float64: Record, fetch: Fetch) -> Ruler:
     return Ruler(allowed, refused)
 
 
-def _largest_finite(tensor: Tensor, fetch: Fetch) -> float:
-    """The largest absolute value. Where one is infinite or NaN, that of the finite elements at hand."""
+def _largest_finite_value(tensor: Tensor, fetch: Fetch) -> float:
+    """Return the largest absolute value. If it is infinite or NaN, that of the finite elements that are available."""
     if tensor.largest is None or math.isfinite(tensor.largest):
         return tensor.largest or 0.0
     content = stored_bytes(tensor, fetch, whole=tensor.whole)
@@ -88,43 +93,41 @@ def _largest_finite(tensor: Tensor, fetch: Fetch) -> float:
 
 
 def allowances(reference: Record, float64: Record, fetch: Fetch) -> dict[tuple[str, str], Allowance]:
-    """For each output and gradient of the reference, by role and name, what counts as rounding, where that is known."""
+    """Return what counts as rounding for each output and gradient, by role and name, where that is known."""
     return dict(read_ruler(reference, float64, fetch).allowed)
 
 
-def _no_ruler(item: Difference, reference: Record, float64: Record, fetch: Fetch) -> str:
-    """Why the float64 reference measures no rounding of a tensor. Empty if it does."""
+def _refusal_reason(item: Difference, reference: Record, float64: Record, fetch: Fetch) -> str:
+    """Return why the float64 reference does not measure the rounding of a tensor. Empty if it does."""
     if item.elements == 0:
         return ""
-    pair = [_tensor(record, item) for record in (reference, float64)]
-    dtype = _coarser(item.dtype, reference.spec.question.dtype)
+    pair = [_find_tensor(record, item) for record in (reference, float64)]
+    dtype = _coarser_dtype(item.dtype, reference.spec.question.dtype)
     asked = (pair[0], pair[1], dtype)
     if asked in _known_rulers and item.compared == item.elements:
         return _known_rulers[asked]
-    ours, exact = (_numbers(tensor, pair, fetch) for tensor in pair)
+    ours, exact = (_tensor_numbers(tensor, pair, fetch) for tensor in pair)
     if not item.compared or ours is None or exact is None:
         return "its content, or that of the float64 reference, is not at hand"
-    unlike = _unlike_numbers(ours, exact, dtype)
+    unlike = _calculation_mismatch(ours, exact, dtype)
     made = f"the float64 reference is another calculation: {unlike}" if unlike else ""
-    if item.compared == item.elements:  # else it hangs on whether whole tensors are at hand
+    if item.compared == item.elements:  # else it depends on whether whole tensors are available
         _known_rulers[asked] = made
         if len(_known_rulers) > MOST_KNOWN:
             del _known_rulers[next(iter(_known_rulers))]
     return made
 
 
-def _coarser(tensor: str, calculated: str) -> str:
-    """The dtype with fewer digits: a loss in double precision of a calculation in single precision has those of the
-    latter.
-    """
+def _coarser_dtype(tensor: str, calculated: str) -> str:
+    """Return the dtype with fewer digits: a float64 loss of a float32 calculation has the digits of float32."""
     return min((component_dtype(tensor), calculated), key=lambda dtype: MANTISSA_BITS.get(dtype, math.inf))
 
 
-def _unlike_numbers(ours: Sequence[Number], theirs: Sequence[Number], dtype: str) -> str:
-    """Why two tensors are not one calculation, rounded in two ways. Empty if they may be."""
+def _calculation_mismatch(ours: Sequence[Number], theirs: Sequence[Number], dtype: str) -> str:
+    """Return why two tensors are not one calculation, rounded in two ways. Empty if they may be."""
     if any(is_finite(a) != is_finite(b) for a, b in zip(ours, theirs)):
         return "one is finite where the other is not"
-    if any(gap_between(a, b) for a, b in zip(ours, theirs) if not is_finite(a)):
+    if any(element_gap(a, b) for a, b in zip(ours, theirs) if not is_finite(a)):
         return "where one is NaN or infinite, the other is so in another way"
     apart, size = _norms(ours, theirs)
     if apart <= size * 2.0 ** (-(MANTISSA_BITS[dtype] + 1) / 2):
@@ -133,18 +136,18 @@ def _unlike_numbers(ours: Sequence[Number], theirs: Sequence[Number], dtype: str
     return f"they differ by {share:.2g} of their size, so fewer than half of the digits of {dtype} agree"
 
 
-def _tensor(record: Record, item: Difference) -> Tensor:
+def _find_tensor(record: Record, item: Difference) -> Tensor:
     tensors = record.observation.tensors if record.observation else ()
     return next(tensor for tensor in tensors if (tensor.role, tensor.name) == (item.role, item.name))
 
 
-def _numbers(tensor: Tensor, pair: Sequence[Tensor], fetch: Fetch) -> list[Number] | None:
+def _tensor_numbers(tensor: Tensor, pair: Sequence[Tensor], fetch: Fetch) -> list[Number] | None:
     content = stored_bytes(tensor, fetch, whole=all(one.whole for one in pair))
     return None if content is None else values(content, tensor.dtype or "")
 
 
 def _norms(ours: Sequence[Number], exact: Sequence[Number]) -> tuple[float, float]:
-    """Euclidean norms of the difference and of the second, over the elements that are finite."""
+    """Return the Euclidean norms of the difference and of the second tensor, over the finite elements."""
     pairs = [(a, b) for a, b in zip(ours, exact) if is_finite(a) and is_finite(b)]
     return _norm([magnitude(a - b) for a, b in pairs]), _norm([magnitude(b) for _, b in pairs])
 
@@ -160,23 +163,25 @@ def _allowance(item: Difference, largest: float, share: float) -> Allowance:
 
 @dataclass(frozen=True)
 class Noise:
-    """What the replays of one machine show of rounding in one case, by role and name of a tensor."""
+    """Rounding in one case as the replays on one machine show it, by role and name of a tensor."""
 
     allowed: Mapping[Key, Allowance]
-    """Of its reference."""
+    """Allowances of its reference."""
     refused: Mapping[Key, str]
-    """Why the float64 reference measures no rounding of a tensor."""
+    """Why the float64 reference does not measure the rounding of a tensor."""
     own: Mapping[Key, float]
-    """What the error of the case itself against float64 is at most, in the tensor's own unit."""
+    """Upper bound of the error of the case itself against float64, in the tensor's own unit."""
     repeats: Mapping[Key, float]
-    """Largest difference among its repeats, in the tensor's own unit. Only of those that differ, and by rounding."""
+    """Largest difference among its repeats, in the tensor's own unit. Only of tensors that differ, and by rounding."""
 
 
 def noise(
     replay: Replay, reference: Replay | None, float64: Replay | None, repeats: Sequence[Replay], fetch: Fetch
 ) -> Noise:
-    """Measured on the machine of the replay: from its reference (itself, if it is one), the same calculation in
-    float64, and its repeats.
+    """Measure rounding on the machine of the replay.
+
+    It is measured from its reference (the replay itself if it is one), the same calculation in float64, and its
+    repeats.
     """
     ours, exact = replay.plain, float64.plain if float64 else None
     against = (reference or replay).plain
@@ -189,13 +194,14 @@ def noise(
         allowed=ruler.allowed if ruler else {},
         refused=ruler.refused if ruler else {},
         own={(item.role, item.name): item.at_most for item in own if item.compared},
-        repeats=_spread(ours, [other.plain for other in repeats if other.plain is not None], fetch),
+        repeats=_repeat_spread(ours, [other.plain for other in repeats if other.plain is not None], fetch),
     )
 
 
-def _spread(ours: Record, others: Sequence[Record], fetch: Fetch) -> dict[Key, float]:
-    """What repeats differ by, of tensors whose repeats all agree in half of their digits: others are not rounded
-    otherwise but vary, and measure nothing.
+def _repeat_spread(ours: Record, others: Sequence[Record], fetch: Fetch) -> dict[Key, float]:
+    """Return the largest difference among repeats, for tensors whose repeats all agree in half of their digits.
+
+    Other tensors do not differ by rounding but vary, so they measure nothing.
     """
     found: dict[Key, float] = {}
     varying: set[Key] = set()
@@ -204,7 +210,7 @@ def _spread(ours: Record, others: Sequence[Record], fetch: Fetch) -> dict[Key, f
             key = (item.role, item.name)
             if item.same_bits or not is_rounded(item.dtype):
                 continue
-            if _no_ruler(item, ours, other, fetch):
+            if _refusal_reason(item, ours, other, fetch):
                 varying.add(key)
             found[key] = max(item.absolute, found.get(key, 0.0))
     return {key: size for key, size in found.items() if key not in varying}
@@ -212,26 +218,26 @@ def _spread(ours: Record, others: Sequence[Record], fetch: Fetch) -> dict[Key, f
 
 @dataclass(frozen=True)
 class Limit:
-    """By how much one tensor may differ between two machines and still be equal within rounding."""
+    """How much one tensor may differ between two machines and still be equal within rounding."""
 
     total: float
     """In the tensor's own unit. NaN if it is not known, and `why` says why."""
     why: str
     beyond: float = math.inf
-    """What an element may differ by beyond `PLACES` last places of its own: what was measured, without the last place
-    of the tensor's largest element."""
+    """How much an element may differ beyond `PLACES` last places of its own: the measured errors, without the last
+    place of the tensor's largest element."""
 
-    def holds(self, item: Difference) -> bool:
-        """Whether a tensor, as far as it was seen, differs by no more."""
+    def can_explain(self, item: Difference) -> bool:
+        """Return whether the difference, as far as it was observed, is within the limit."""
         return item.at_least <= self.total and item.beyond <= self.beyond
 
 
 def limits(ours: Noise, theirs: Noise) -> dict[tuple[str, str], Limit]:
-    """For each tensor the widest of what was measured in the two settings; nothing here is a chosen constant.
+    """Return the limit of each tensor: the widest that was measured in the two settings, without chosen constants.
 
-    Two calculations may differ by what the reference errs and is rounded by in the one setting plus the same in the
-    other. If each is right to rounding in its own setting, as a verdict means it, they may differ by both allowances.
-    What repeats in one setting differ by is no difference between settings.
+    Two calculations may differ by the error and rounding of the reference in the one setting plus those in the other.
+    If each is right to rounding in its own setting, as verdicts define it, they may differ by the sum of both
+    allowances. A difference that also occurs among repeats in one setting is not a difference between settings.
     """
     found = {key: _limit(ours.allowed[key], theirs.allowed[key]) for key in ours.allowed if key in theirs.allowed}
     for key, limit in found.items():

@@ -1,10 +1,10 @@
-"""Schemas of a record: the newest, and how older ones are read.
+"""Schemas of a record: the current one, and how older ones are read.
 
 Schema history:
     1   first.
     2   a setting names the compile cache, a mark the series it belongs to, memory the largest single allocation;
-        a process may warm up before it is looked at.
-    3   a setting says how many threads it gives and which matmul precision, where the question's own are not meant.
+        a process may warm up before it is observed.
+    3   a setting may state its own number of threads and matmul precision, other than those of the question.
     4   a process may end as `not_observed`; a tensor names its layout; a fingerprint is free of frames, ports, times
         and temporary names, and the texts that a case observed are compared like it; `varies` says of what.
 """
@@ -21,11 +21,11 @@ SCHEMA = 4
 
 
 FIRST_NORMALIZED = 4
-"""The schema from which on fingerprints are made by `fingerprint.normalize`."""
+"""The first schema whose fingerprints are made by `fingerprint.normalize`."""
 
 
 def upgraded_spec(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of a spec of any schema as this one writes it: a stored plan does not say which it is of."""
+    """Return the JSON of a spec of any schema in the current one. A stored plan does not contain its schema."""
     setting = {**{name: LATER_FIELDS[name] for name in ("compile_cache", *_THIRD)}, **data["setting"]}
     return {**data, "setting": setting, "mark": {"series": LATER_FIELDS["series"], **data["mark"]}}
 
@@ -33,8 +33,8 @@ def upgraded_spec(data: Mapping[str, Any]) -> dict[str, Any]:
 _THIRD = ("threads", "matmul_precision")
 
 
-def _second(data: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 had private compile caches and no series, and did not look at single allocations."""
+def _upgrade_to_schema_2(data: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade from schema 1, which had private compile caches, no series, and no single allocations."""
     spec, seen = data["spec"], data["observation"]
     rows = [] if seen is None else seen["memory"]
     added = [("compile_cache", spec["setting"]), ("series", spec["mark"]), *(("largest", row) for row in rows)]
@@ -48,16 +48,16 @@ def _second(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "spec": spec, "observation": seen}
 
 
-def _third(data: dict[str, Any]) -> dict[str, Any]:
-    """Schema 2 had the threads of the question and torch's own precision."""
+def _upgrade_to_schema_3(data: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade from schema 2, which had the threads of the question and torch's own precision."""
     for name in _THIRD:
         if name in data["spec"]["setting"]:
             raise RecordError(f"schema 2 has no {name}")
     return {**data, "spec": upgraded_spec(data["spec"])}
 
 
-def _fourth(data: dict[str, Any]) -> dict[str, Any]:
-    """Schema 3 kept dense tensors only, and what varied was how a process ended."""
+def _upgrade_to_schema_4(data: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade from schema 3, which had only dense tensors, and in which `varies` referred to endings."""
     seen = data["observation"]
     if data["outcome"]["kind"] == "not_observed":
         raise RecordError("schema 3 has no not_observed")
@@ -69,11 +69,12 @@ def _fourth(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "observation": {**seen, "tensors": [{**one, "layout": ""} for one in seen["tensors"]]}}
 
 
-_UPGRADES: list[Any] = [_second, _third, _fourth]
-"""`_UPGRADES[n - 1]` turns schema n into n + 1. Stored text is never changed; only the reading is."""
+_UPGRADES: list[Any] = [_upgrade_to_schema_2, _upgrade_to_schema_3, _upgrade_to_schema_4]
+"""`_UPGRADES[n - 1]` converts schema n to n + 1. Stored text is never changed, only what is read from it."""
 
 
-def upgrade(data: dict[str, Any]) -> dict[str, Any]:
+def upgrade_record(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a record of any schema in the current one, without `schema`. Raises RecordError if unknown."""
     schema = data.get("schema")
     if isinstance(schema, bool) or not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
         raise RecordError(

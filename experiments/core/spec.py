@@ -1,5 +1,5 @@
-"""Spec: what is asked of one process. A question (the same on all machines), a setting (how it is run here), and a
-mark (what is expected).
+"""A spec: what is asked of one process. It has a question (the same on all machines), a setting (how it is run here),
+and a mark (what is expected).
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from .canonical_json import canonical, digest, number
 from .codec import check_keys, read_fields, to_plain
 
 PASSES = ("plain", "profiled")
-
-
-# Spec.
 
 
 @dataclass(frozen=True)
@@ -39,22 +36,22 @@ class Question:
     """How the process looks at the case: one of `PASSES`."""
 
     def digest(self) -> str:
-        """Identity of this process's question, its pass included."""
+        """Return the identity of the question, including the pass."""
         return digest(canonical(to_plain(self)))
 
     def case_digest(self) -> str:
-        """Identity of the case whichever way it is looked at: the same for all passes of a replay."""
+        """Return the identity of the case, which is the same for all passes of a replay."""
         data = to_plain(self)
         del data["pass"]
         return digest(canonical(data))
 
     def label(self) -> str:
-        """The case with its variant, such as ``asked_first[dtype=bfloat16,first=MATH]``."""
+        """Return the case with its variant, such as ``asked_first[dtype=bfloat16,first=MATH]``."""
         return case_label(self.case, self.parameters, self.dtype, self.input_dtype)
 
 
 def case_label(case: str, parameters: Mapping[str, Any], dtype: str, input_dtype: str) -> str:
-    """A case and its variant in one word; plain float32 without parameters is the bare name."""
+    """Return a case and its variant in one word. For float32 without parameters it is the name of the case alone."""
     shown = dict(parameters)
     if dtype != "float32":
         shown["dtype"] = dtype if dtype == input_dtype else f"{dtype} of {input_dtype}"
@@ -101,13 +98,13 @@ class Setting:
     attempt: int
     """Number of this try at it, from 0."""
 
-    def given_threads(self, question: Question) -> int:
-        """Compute threads that the process has."""
+    def thread_count(self, question: Question) -> int:
+        """Return the number of compute threads of the process."""
         return question.threads if self.threads is None else self.threads
 
     def replay_digest(self) -> str:
-        """Identity of the setting whichever attempt it is."""
-        data = _identity(self)
+        """Return the identity of the setting, which is the same for all attempts."""
+        data = _identity_fields(self)
         del data["attempt"]
         return digest(canonical(data))
 
@@ -143,20 +140,21 @@ class Spec:
     mark: Mark
 
     def digest(self) -> str:
-        """Identity of the process within its plan."""
-        data = {"setting": _identity(self.setting), "mark": _identity(self.mark)}
+        """Return the identity of the process within its plan."""
+        data = {"setting": _identity_fields(self.setting), "mark": _identity_fields(self.mark)}
         return digest(canonical({"question": to_plain(self.question), **data}))
 
     def replay_digest(self) -> str:
-        """Identity of the replay it belongs to: all passes of one case in one setting and repeat."""
+        """Return the identity of its replay: all passes of one case in one setting and repeat."""
         return digest(self.question.case_digest() + self.setting.replay_digest())
 
     def to_json(self) -> dict[str, Any]:
+        """Return the spec as a JSON object."""
         return {"question": to_plain(self.question), "setting": to_plain(self.setting), "mark": to_plain(self.mark)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
-        """Raises RecordError if a field is missing, unknown or of the wrong kind."""
+        """Read a spec. Raises RecordError if a field is missing, unknown or of the wrong type."""
         check_keys(data, "spec", ("question", "setting", "mark"))
         setting = read_fields(data["setting"], Setting, "setting")
         setting["timeout"] = number(setting["timeout"])
@@ -167,17 +165,18 @@ class Spec:
 
 
 LATER_FIELDS: Mapping[str, Any] = {"compile_cache": "private", "series": [], "threads": None, "matmul_precision": ""}
-"""Fields that a later schema added to a setting or mark, and what was so before. Where it still is so, the digests
-of a spec leave them out: what is written down more fully is still the same process.
+"""Fields that a later schema added to a setting or mark, with the values that older specs imply. The digests of a spec
+omit fields with these values, so that the same process keeps its identity.
 """
 
 
-def _identity(part: Setting | Mark) -> dict[str, Any]:
+def _identity_fields(part: Setting | Mark) -> dict[str, Any]:
+    """Return the fields that the digests of a spec are taken of."""
     return {
         name: value for name, value in to_plain(part).items() if name not in LATER_FIELDS or LATER_FIELDS[name] != value
     }
 
 
-def with_attempt(spec: Spec, attempt: int) -> Spec:
-    """The same process, tried again."""
+def spec_of_attempt(spec: Spec, attempt: int) -> Spec:
+    """Return the spec of another attempt at the same process."""
     return replace(spec, setting=replace(spec.setting, attempt=attempt))

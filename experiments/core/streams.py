@@ -1,10 +1,11 @@
-"""How a program ends: what it prints when nobody listens or the disk is full, and what Ctrl-C makes of it.
+"""Exit status of a program whose output stream is closed or full, or that Ctrl-C interrupts.
 
-`head` closes its end of a pipe once it has seen enough, and a terminal that is closed takes no more. What is printed
-after that goes nowhere; the program ends as it would have ended. Where stdout is a file that takes no more, the program
-goes on as well, since its work may be worth more than what it prints; but then it says so and ends with 2.
+`head` closes its end of a pipe once it has read enough, and a closed terminal accepts no more output. What is printed
+after that is dropped, and the program ends as it would have ended. If stdout is a file that cannot be written any more,
+the program also continues, since its work may be worth more than its output, but then reports the error and exits
+with 2.
 
-Only the standard library is imported here, and nothing newer than Python 3.9.
+Imports only the standard library, and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ import sys
 from typing import Any, Callable, NoReturn, Optional, TextIO
 
 GONE = (errno.EPIPE, errno.EIO)
-"""What a pipe and a terminal say whose other end is closed."""
+"""Errors of a pipe and of a terminal whose other end is closed."""
 
 
 INTERRUPTED = 130
-"""Exit status of what Ctrl-C has ended."""
+"""Exit status of a program that Ctrl-C has ended."""
 
 _lost: list[OSError] = []
-"""Why stdout took no more, if it did not."""
+"""Errors of writing to stdout."""
 
 _begun: list[bool] = []
-"""Whether `begin` has set how Ctrl-C ends."""
+"""Not empty once `handle_early_interrupt` has replaced the handler of Ctrl-C."""
 
 
-class _Forgiving(io.RawIOBase):
-    """The descriptor of a stream, which becomes nothing once nobody reads it."""
+class _TolerantFile(io.RawIOBase):
+    """The descriptor of a stream, redirected to the null device once nothing can be written to it."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -59,17 +60,18 @@ class _Forgiving(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
-def begin(sentence: str) -> None:
-    """Let Ctrl-C end this process with 130 and this sentence at once, for as long as modules are imported, which takes
-    seconds: there is nothing to be put right yet. `status` ends it. For the first line of a program.
+def handle_early_interrupt(sentence: str) -> None:
+    """Make Ctrl-C print the sentence and exit with 130 at once, until `run_program` is called.
+
+    For the first line of a program: importing its modules takes seconds, in which there is nothing to clean up.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return  # ignored, as of what runs in the background
+        return  # it is ignored, as in a background process
 
     def leave(*_: object) -> NoReturn:
-        told = f"{sentence}\n".encode("utf-8", "backslashreplace")
+        line = f"{sentence}\n".encode("utf-8", "backslashreplace")
         try:
-            os.write(2, told)
+            os.write(2, line)
         finally:
             os._exit(INTERRUPTED)
 
@@ -77,12 +79,12 @@ def begin(sentence: str) -> None:
     _begun.append(True)
 
 
-def status(name: str, program: Callable[[], Optional[int]], stopped: str = "nothing was changed") -> int:
-    """Run a program to its end; gives its exit status, also where it calls `sys.exit` itself.
+def run_program(name: str, program: Callable[[], Optional[int]], stopped: str = "nothing was changed") -> int:
+    """Run a program and return its exit status, also if it calls `sys.exit` itself.
 
-    `stopped` is what Ctrl-C has left, where the program does not say so itself.
+    `stopped` says what state Ctrl-C has left, where the program does not report that itself.
     """
-    forgive_closed()
+    tolerate_closed_streams()
     if _begun:
         _begun.clear()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,14 +95,14 @@ def status(name: str, program: Callable[[], Optional[int]], stopped: str = "noth
         if isinstance(left.code, str):
             print(left.code, file=sys.stderr)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # another one ends what is left at once
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the rest at once
         print(f"{name}: stopped; {stopped}", file=sys.stderr)
         ended = INTERRUPTED
-    return _printed(name, ended)
+    return _flush_stdout(name, ended)
 
 
-def _printed(name: str, ended: int) -> int:
-    """The exit status, once all that was printed is where it belongs; or 2 if it is not."""
+def _flush_stdout(name: str, ended: int) -> int:
+    """Flush stdout and return the exit status: `ended`, or 2 if the output could not be written."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -112,21 +114,22 @@ def _printed(name: str, ended: int) -> int:
     return ended if ended == INTERRUPTED else 2
 
 
-def forgive_closed() -> None:
-    """Let stdout and stderr of this process be closed by whoever reads them. For the start of a program."""
-    sys.stdout, sys.stderr = _forgiving(sys.stdout, 1), _forgiving(sys.stderr, 2)
+def tolerate_closed_streams() -> None:
+    """Make writing to a closed stdout or stderr do nothing. For the start of a program."""
+    sys.stdout, sys.stderr = _tolerant_stream(sys.stdout, 1), _tolerant_stream(sys.stderr, 2)
 
 
-def _forgiving(stream: Optional[TextIO], descriptor: int) -> TextIO:
+def _tolerant_stream(stream: Optional[TextIO], descriptor: int) -> TextIO:
+    """Return a stream like this one that may be closed by its reader; a stream that is not the original as it is."""
     if stream is None:  # it was closed from the beginning
         return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - as long as the program runs
     if type(stream) is not io.TextIOWrapper:
-        return stream  # somebody has put another in its place, as pytest does
+        return stream  # it was replaced, as pytest does
     raw = getattr(stream.buffer, "raw", stream.buffer)
     if not isinstance(raw, io.FileIO) or raw.fileno() != descriptor:
-        return stream  # a console of Windows takes no bytes
+        return stream  # a Windows console accepts no bytes
     stream.flush()
-    made = _Forgiving(descriptor)
+    made = _TolerantFile(descriptor)
     buffer: Any = made if stream.write_through else io.BufferedWriter(made)  # the former for `python -u`
     return io.TextIOWrapper(
         buffer,

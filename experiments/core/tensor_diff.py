@@ -1,6 +1,6 @@
-"""By how much two tensors differ. The only module that computes differences from stored tensors.
+"""Differences of two tensors. The only module that computes differences from stored tensors.
 
-What was compared is said with every number: all elements of a tensor that was kept whole, the fixed sample of one that
+Every number states what was compared: all elements of a tensor that was stored whole, or the fixed sample of one that
 was not.
 """
 
@@ -30,14 +30,14 @@ from .tensor_values import (
 SKETCH_ERROR = 0.03
 """Relative standard error of a distance estimated from two sketches of 1024 numbers: the root of 1 / 1024."""
 SKETCH_ERRORS = 3
-"""Standard errors that a sketch is allowed."""
+"""Number of standard errors by which a sketch may be off."""
 
 
 # Differences of two records.
 
 
 PLACES = 4
-"""Units in the last place of its own by which two elements may be rounded apart: two on either side."""
+"""Units in its own last place by which rounding may separate two elements: two on either side."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Difference:
     role: str
     name: str
     dtype: str
-    """Of the first record's tensor, whose ULP is the unit of `ulp`."""
+    """Dtype of the first record's tensor, whose ULP is the unit of `ulp`."""
     elements: int
     compared: int
-    """Elements looked at: all, or the sample of a tensor too large to be kept. 0 if neither was at hand."""
+    """Elements compared: all, or the sample of a tensor too large to be stored. 0 if neither was available."""
     equal_bits: int
     """Elements compared that have the same bits. 0 where the dtypes differ."""
     absolute: float
@@ -61,28 +61,31 @@ class Difference:
     """Largest difference in units in the last place of the first's dtype. NaN if it has none."""
     distance: float | None
     """Estimated square root of the sum of squared differences, from the sketches of large tensors, with a
-    relative standard error of about 3 %. None for tensors kept whole."""
+    relative standard error of about 3 %. None for tensors stored whole."""
     beyond: float = 0.0
-    """Largest absolute difference of an element beyond `PLACES` units in the last place of that element itself: one
-    large element excuses no small one. Infinite where only one is NaN."""
+    """Largest absolute difference of an element beyond `PLACES` units in the last place of that element itself, so that
+    a large element does not excuse a small one. Infinite where only one is NaN."""
     blur: float = 0.0
-    """What `distance` may be off by because the sketches are sums: beside very large elements they lose small ones."""
+    """Possible error of `distance` because the sketches are sums, which lose small elements next to very large ones."""
 
     @property
     def sampled(self) -> str:
-        """Words to put beside a number that was found in a sample. Empty if every element was compared."""
+        """Words to append to a number that comes from a sample. Empty if every element was compared."""
         return (
             "" if self.compared == self.elements else f" (in a sample of {self.compared} of {self.elements} elements)"
         )
 
     @property
     def same_bits(self) -> bool:
+        """Whether all elements were compared and have the same bits."""
         return not math.isnan(self.absolute) and self.equal_bits == self.compared == self.elements
 
     @property
     def at_least(self) -> float:
-        """What the largest absolute difference of all elements is at least, in the tensor's own unit: as the elements
-        compared show it or, of a large tensor, the sketch of all of them. NaN if nothing could be compared.
+        """Lower bound of the largest absolute difference of all elements, in the tensor's own unit.
+
+        It comes from the elements compared or, for a large tensor, from the sketch of all of them. NaN if nothing could
+        be compared.
         """
         if self.distance is None or not self.elements:
             return self.absolute
@@ -91,8 +94,9 @@ class Difference:
 
     @property
     def at_most(self) -> float:
-        """What the largest absolute difference of all elements is at most, in the tensor's own unit. Infinite where
-        elements went unseen and no sketch bounds them; NaN if nothing could be compared.
+        """Upper bound of the largest absolute difference of all elements, in the tensor's own unit.
+
+        Infinite if elements were not compared and no sketch bounds them. NaN if nothing could be compared.
         """
         if self.compared == self.elements or math.isnan(self.absolute):
             return self.absolute
@@ -102,7 +106,7 @@ class Difference:
 
     @property
     def seen(self) -> str:
-        """The largest difference in words, with what it was seen in: all elements, a sample, or the sketch."""
+        """The largest difference in words, with where it was observed: all elements, a sample, or the sketch."""
         if self.at_least > self.absolute:
             return (
                 f"at least {self.at_least:.3g} somewhere among its {self.elements} elements (from sketches, to "
@@ -113,9 +117,9 @@ class Difference:
 
 
 def differences(ours: Record, theirs: Record, fetch: Fetch) -> list[Difference]:
-    """Outputs and gradients that both records have, compared.
+    """Compare the outputs and gradients that both records have.
 
-    Tensors of equal digest are equal whether or not their content is at hand.
+    Tensors with the same digest are equal whether or not their content is available.
     """
     if ours.observation is None or theirs.observation is None:
         return []
@@ -129,7 +133,7 @@ def differences(ours: Record, theirs: Record, fetch: Fetch) -> list[Difference]:
 
 
 def difference(ours: Tensor, theirs: Tensor, fetch: Fetch) -> Difference:
-    """How two tensors differ. Nothing is compared if their shapes or layouts differ or their content is missing."""
+    """Compare two tensors. No elements are compared if shapes or layouts differ or the content is missing."""
     dtype = ours.dtype or ""
     elements = math.prod(ours.shape or ())
     same_form = ours.shape == theirs.shape and ours.layout == theirs.layout
@@ -141,19 +145,20 @@ def difference(ours: Tensor, theirs: Tensor, fetch: Fetch) -> Difference:
     alike = same_form and kinds <= NUMERIC_DTYPES and len({dtype in COMPLEX_PARTS for dtype in kinds}) == 1
     if first is None or second is None or not alike:
         return Difference(ours.role, ours.name, dtype, elements, 0, 0, math.nan, math.nan, math.nan, None)
-    return _remembered(ours, theirs, first, second, fetch)
+    return _cached_difference(ours, theirs, first, second, fetch)
 
 
 MOST_KNOWN = 20_000
 _known: dict[tuple[Tensor, Tensor], Difference] = {}
-"""Differences that were computed: verdicts, ranks and reports ask for the same pair, whose content cannot change."""
+"""Cache of computed differences: verdicts, ranks and reports request the same pair, whose content cannot change."""
 
 
-def _remembered(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
+def _cached_difference(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
+    """Return the difference of two tensors from the cache, or compute it."""
     if (ours, theirs) in _known:
         return _known[ours, theirs]
-    made = _compare(ours, theirs, first, second, fetch)
-    if made.compared == made.elements:  # else it hangs on whether the sketches are at hand
+    made = _compare_elements(ours, theirs, first, second, fetch)
+    if made.compared == made.elements:  # else it depends on whether the sketches are available
         _known[ours, theirs] = made
         if len(_known) > MOST_KNOWN:
             del _known[next(iter(_known))]
@@ -161,21 +166,22 @@ def _remembered(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch
 
 
 def stored_bytes(tensor: Tensor, fetch: Fetch, *, whole: bool) -> bytes | None:
-    """All elements if they are `whole` on both sides, else the sample, which is taken of one that is kept whole."""
+    """Return the bytes of all elements if both sides are `whole`, else those of the sample. None if not available."""
     wanted = tensor.digest if tensor.whole else tensor.samples
     content = None if wanted is None else fetch(wanted)
     elements, width = math.prod(tensor.shape or ()), ELEMENT_BYTES.get(tensor.dtype or "", 0)
     kept = elements if tensor.whole else min(elements, SAMPLES)
     if content is None or len(content) != kept * width:
-        return None  # A record from elsewhere may name what is no such tensor.
+        return None  # A record from elsewhere may refer to content that does not fit the tensor.
     if whole or not tensor.whole:
         return content
     return b"".join(content[at * width : (at + 1) * width] for at in sample_positions(elements))
 
 
-def steps(ours: Tensor, theirs: Tensor, fetch: Fetch) -> list[int] | None:
-    """How many units in the last place each element compared differs by. None for tensors that are no floats of one
-    dtype, or whose content is not at hand.
+def ulp_steps(ours: Tensor, theirs: Tensor, fetch: Fetch) -> list[int] | None:
+    """Return by how many units in the last place each compared element differs.
+
+    None for tensors that are not floats of the same dtype, or whose content is not available.
     """
     dtype, whole = ours.dtype or "", ours.whole and theirs.whole
     if not is_rounded(dtype) or dtype != theirs.dtype or ours.shape != theirs.shape or ours.layout != theirs.layout:
@@ -186,10 +192,10 @@ def steps(ours: Tensor, theirs: Tensor, fetch: Fetch) -> list[int] | None:
     return [abs(a - b) for a, b in zip(ordered_integers(first, dtype), ordered_integers(second, dtype))]
 
 
-def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
+def _compare_elements(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: Fetch) -> Difference:
     dtype, other = ours.dtype or "", theirs.dtype or ""
     left, right = values(first, dtype), values(second, other)
-    gaps = [gap_between(a, b) for a, b in zip(left, right)]
+    gaps = [element_gap(a, b) for a, b in zip(left, right)]
     scale = max((magnitude(value) for value in right if is_finite(value)), default=0.0)
     absolute = max(gaps, default=0.0)
     return Difference(
@@ -198,20 +204,20 @@ def _compare(ours: Tensor, theirs: Tensor, first: bytes, second: bytes, fetch: F
         dtype=dtype,
         elements=math.prod(ours.shape or ()),
         compared=len(gaps),
-        equal_bits=_equal_bits(first, second, len(gaps)) if dtype == other else 0,
+        equal_bits=_count_equal_bits(first, second, len(gaps)) if dtype == other else 0,
         absolute=absolute,
         relative=absolute / scale if scale else (0.0 if absolute == 0 else math.inf),
-        ulp=_ulps(first, second, gaps, right, dtype, same=dtype == other),
-        distance=_distance(ours, theirs, fetch),
-        blur=_blur(ours) + _blur(theirs),
+        ulp=_largest_ulps(first, second, gaps, right, dtype, same=dtype == other),
+        distance=_sketch_distance(ours, theirs, fetch),
+        blur=_sketch_blur(ours) + _sketch_blur(theirs),
         beyond=max((gap - PLACES * ulp(magnitude(b), dtype) for gap, b in zip(gaps, right)), default=0.0)
         if is_rounded(dtype)
         else absolute,
     )
 
 
-def gap_between(first: Number, second: Number) -> float:
-    """Absolute difference. Infinite where only one is NaN, or infinite."""
+def element_gap(first: Number, second: Number) -> float:
+    """Return the absolute difference. Infinite if only one is NaN, or infinite."""
     if is_nan(first) or is_nan(second):
         return 0.0 if is_nan(first) and is_nan(second) else math.inf
     if first == second:
@@ -220,19 +226,21 @@ def gap_between(first: Number, second: Number) -> float:
 
 
 def magnitude(value: Number) -> float:
-    """Absolute value. Infinite where that of a complex number is larger than any float."""
+    """Return the absolute value. Infinite if that of a complex number is larger than any float."""
     try:
         return abs(value)
     except OverflowError:
         return math.inf
 
 
-def _equal_bits(first: bytes, second: bytes, count: int) -> int:
+def _count_equal_bits(first: bytes, second: bytes, count: int) -> int:
     width = len(first) // count if count else 1
     return sum(first[at : at + width] == second[at : at + width] for at in range(0, len(first), width))
 
 
-def _ulps(first: bytes, second: bytes, gaps: list[float], right: list[Number], dtype: str, *, same: bool) -> float:
+def _largest_ulps(
+    first: bytes, second: bytes, gaps: list[float], right: list[Number], dtype: str, *, same: bool
+) -> float:
     if not is_rounded(dtype):
         return math.nan
     if same and dtype not in COMPLEX_PARTS:
@@ -241,7 +249,7 @@ def _ulps(first: bytes, second: bytes, gaps: list[float], right: list[Number], d
     return max((gap / ulp(magnitude(value), dtype) for gap, value in zip(gaps, right)), default=0.0)
 
 
-def _distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
+def _sketch_distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
     first = fetch(ours.sketch) if ours.sketch else None
     second = fetch(theirs.sketch) if theirs.sketch else None
     if first is None or second is None or len(first) != len(second) or len(first) % 8:
@@ -249,12 +257,12 @@ def _distance(ours: Tensor, theirs: Tensor, fetch: Fetch) -> float | None:
     pairs = zip(real_values(first, "float64"), real_values(second, "float64"))
     try:
         return math.sqrt(sum((a - b) ** 2 for a, b in pairs))
-    except OverflowError:  # a sketch may hold what no tensor gives
+    except OverflowError:  # a sketch from elsewhere may hold impossible values
         return math.inf
 
 
-def _blur(tensor: Tensor) -> float:
-    """What the sums of a sketch may be rounded by, together: each of them adds its share of the elements in float64."""
+def _sketch_blur(tensor: Tensor) -> float:
+    """Return the possible rounding error of the sums of a sketch, which add elements in float64, all together."""
     if not tensor.sketch:
         return 0.0
     if tensor.largest is None or not math.isfinite(tensor.largest):

@@ -1,1 +1,1 @@
-"""From configuration and catalogue to a plan: the specs of a sweep."""
+"""Turn configuration and catalogue into a plan: the specs of a sweep."""

@@ -1,4 +1,4 @@
-"""Which scenarios and cases exist: asked of a worker, because only it has torch, and cached by digest.
+"""Catalogue of scenarios and cases: listed by a worker, because only workers import torch, and cached by digest.
 
     python -m experiments.planning.catalogue [PATTERN ...] [--json]
 
@@ -21,7 +21,7 @@ from ..core import folders, streams
 from ..core.canonical_json import RecordError, canonical, digest, parse
 from ..core.environment import machine_identity
 from ..core.spec import case_label
-from ..core.text import visible
+from ..core.text import visible_text
 from ..runner import errors, supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,50 +29,52 @@ CACHE = ROOT / "outputs" / "catalogue"
 
 
 class CatalogueError(Exception):
-    """A name or pattern that matches no scenario. The message names the near ones."""
+    """A name or pattern that matches no scenario or case. The message names the nearest one."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One scenario file as its worker described it."""
+    """One scenario file, as described by a worker."""
 
     name: str
     source_digest: str
     error: str | None
-    """Why it could not be imported. None if it was."""
+    """Why it could not be imported. None if it could."""
     title: str
     text: str
     source: str
     threads: int
     replays: int | None
-    """None to take the sweep's own number."""
+    """None for the default of the sweep."""
     suites: tuple[str, ...]
     rounding: bool
-    """Whether float64 references are wanted although no case asks for them."""
+    """Whether float64 references are run although no case requires them."""
     cases: tuple[Mapping[str, Any], ...]
 
     def references(self, device: str) -> list[Mapping[str, Any]]:
-        """Its reference cases on this device; the first is what a case is compared with by default."""
+        """Return its reference cases on this device; cases are compared with the first by default."""
         return [case for case in self.cases if case["role"] == "reference" and device in case["on"]]
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All scenarios, and the machine as the interpreter that will run them sees it."""
+    """All scenarios, and the facts of the machine as reported by the interpreter that will run them."""
 
     machine: Mapping[str, Any]
     entries: tuple[Entry, ...]
 
     @property
     def has_cuda(self) -> bool:
+        """Whether the machine has a GPU."""
         return self.machine["gpu"] is not None
 
     @property
     def machine_identity(self) -> str:
+        """Identity of the machine, computed from its facts."""
         return machine_identity(self.machine)
 
     def select(self, patterns: Sequence[str]) -> list[Entry]:
-        """Entries whose names match any of the patterns. Brackets are meant as they stand.
+        """Return the entries whose names match any of the patterns. Brackets are literal.
 
         Raises CatalogueError for a pattern that matches none, with the nearest name.
         """
@@ -81,12 +83,12 @@ class Catalogue:
         for pattern in patterns:
             found = [name for name in names if fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))]
             if not found:
-                raise CatalogueError(_unknown("scenario", pattern, names))
+                raise CatalogueError(_unknown_name("scenario", pattern, names))
             chosen.update(found)
         return [entry for entry in self.entries if entry.name in chosen]
 
 
-def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+def _unknown_name(what: str, name: str, known: Sequence[str]) -> str:
     families = {f"{one.rpartition('/')[0]}/*" for one in known}
     near = difflib.get_close_matches(name, [*known, *sorted(families)], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -94,32 +96,33 @@ def _unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def read(python: str = "", variables: Mapping[str, str] | None = None, root: Path = ROOT) -> Catalogue:
-    """Ask the interpreter. Raises LaunchError if it does not answer."""
-    with folders.temporary("twofold-") as folder:
-        return made(supervisor.describe(root, python, folder / "catalogue.json", variables or {}))
+    """List the scenarios with an interpreter. Raises LaunchError if it does not answer."""
+    with folders.temporary_folder("twofold-") as folder:
+        return parse_catalogue(supervisor.describe(root, python, folder / "catalogue.json", variables or {}))
 
 
-def cached(root: Path = ROOT, cache: Path = CACHE) -> Catalogue:
-    """As `read` for this interpreter, remembered until a file or torch changes: for listings, where a
-    second to import torch is felt. A sweep always asks.
+def read_cached(root: Path = ROOT, cache: Path = CACHE) -> Catalogue:
+    """Return what `read` returns for this interpreter, from a cache that is valid until a file or torch changes.
+
+    For listings, where the second that it takes to import torch is noticeable. A sweep always calls `read`.
     """
-    kept = cache / f"{_key(root)}.json"
+    file = cache / f"{_cache_key(root)}.json"
     try:
-        return made(parse(kept.read_text(encoding="utf-8")))
+        return parse_catalogue(parse(file.read_text(encoding="utf-8")))
     except (OSError, RecordError, KeyError, TypeError):
         cache.mkdir(parents=True, exist_ok=True)
-        return made(supervisor.describe(root, "", kept, {}))
+        return parse_catalogue(supervisor.describe(root, "", file, {}))
 
 
-def _key(root: Path) -> str:
-    """Digest of everything that the listing depends on."""
+def _cache_key(root: Path) -> str:
+    """Return the digest of everything that the catalogue depends on."""
     paths = sorted((root / "experiments").rglob("*.py"))
     parts = {path.relative_to(root).as_posix(): digest(path.read_bytes()) for path in paths}
     return digest(canonical({**parts, "torch": importlib.metadata.version("torch"), "python": sys.version}))
 
 
-def made(data: Mapping[str, Any]) -> Catalogue:
-    """A catalogue from what a worker wrote."""
+def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
+    """Build a catalogue from the JSON that a worker wrote."""
     entries = [
         Entry(**{**item, "suites": tuple(item["suites"]), "cases": tuple(item["cases"])}) for item in data["scenarios"]
     ]
@@ -127,6 +130,7 @@ def made(data: Mapping[str, Any]) -> Catalogue:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.planning.catalogue",
         description="List the scenarios and their cases.",
@@ -138,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON, with everything the scenario files say")
     options = parser.parse_args(arguments)
     try:
-        catalogue = cached()
+        catalogue = read_cached()
         chosen = catalogue.select(options.patterns)
     except (errors.LaunchError, CatalogueError) as error:
         print(f"catalogue: {error}", file=sys.stderr)
@@ -146,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps([_as_json(entry) for entry in chosen], indent=2))
     else:
-        print(visible("\n\n".join(_shown(entry) for entry in chosen), lines=True))
+        print(visible_text("\n\n".join(_entry_text(entry) for entry in chosen), lines=True))
     return 0
 
 
@@ -154,25 +158,25 @@ def _as_json(entry: Entry) -> dict[str, Any]:
     return {**entry.__dict__, "suites": list(entry.suites), "cases": list(entry.cases)}
 
 
-def _shown(entry: Entry) -> str:
+def _entry_text(entry: Entry) -> str:
     if entry.error is not None:
         return f"{entry.name}\n  broken: {entry.error}"
     lines = [entry.name, f"  {entry.title}"]
-    lines += [f"    {case['role']:<10}{label}{_where(case)}" for case in entry.cases for label in labels(case)]
+    lines += [f"    {case['role']:<10}{label}{_device_text(case)}" for case in entry.cases for label in labels(case)]
     return "\n".join(lines)
 
 
-def _where(case: Mapping[str, Any]) -> str:
+def _device_text(case: Mapping[str, Any]) -> str:
     needs = f", needs {', '.join(case['needs'])}" if case["needs"] else ""
     return f"  ({'/'.join(case['on'])}{needs})" if len(case["on"]) == 1 or needs else ""
 
 
 def labels(case: Mapping[str, Any]) -> list[str]:
-    """The case with each of its variants. A reference takes its cases' variants, so it has none."""
+    """Return the labels of all variants of a case. A reference has none of its own: it takes those of its cases."""
     if case["role"] == "reference":
         return [case["name"]]
     return [case_label(case["name"], v["parameters"], v["dtype"], v["dtype"]) for v in case["variants"]]
 
 
 if __name__ == "__main__":
-    sys.exit(streams.status("catalogue", main))
+    sys.exit(streams.run_program("catalogue", main))

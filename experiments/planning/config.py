@@ -13,14 +13,16 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 from sqlalchemy import URL
 
-from .multirun import write_no_file
+from .multirun import disable_multirun_file
 
 
 class ConfigError(Exception):
-    """A value that cannot be planned. The message says what was found and what is allowed."""
+    """A value that is not allowed. The message says what was found and what is allowed."""
 
 
 class Device(Enum):
+    """Devices to run on."""
+
     present = "present"
     """Every device that the interpreter's torch can use."""
     cpu = "cpu"
@@ -28,38 +30,50 @@ class Device(Enum):
 
 
 class Suite(Enum):
+    """Named selections of scenarios."""
+
     full = "full"
     quick = "quick"
     """Scenarios marked quick, each case replayed once."""
 
 
 class Isolation(Enum):
+    """How the process of a case is started."""
+
     fresh = "fresh"
     """A new interpreter for each process."""
     forked = "forked"
     """A fork of an interpreter that has only imported torch, where the case and the system allow it."""
     audit = "audit"
-    """Forked, and a fixed sample fresh as well, under another hash seed, to be compared."""
+    """Forked, and a fixed sample fresh as well, under another hash seed, for comparison."""
 
 
 class Pass(Enum):
+    """Passes in which a case is run, each in its own process."""
+
     plain = "plain"
     profiled = "profiled"
 
 
 class Engine(Enum):
+    """Where processes run."""
+
     local = "local"
 
 
 class Sources(Enum):
+    """Which copy of the sources the workers run."""
+
     original = "original"
     copied = "copied"
     """A verified copy in another folder."""
 
 
 class Precision(Enum):
+    """Float32 matmul precision."""
+
     torch = ""
-    """As torch has it."""
+    """The default of torch."""
     highest = "highest"
     high = "high"
     medium = "medium"
@@ -67,6 +81,8 @@ class Precision(Enum):
 
 @dataclass
 class IsolationConfig:
+    """Isolation of processes, and the sample that is audited."""
+
     kind: Isolation = Isolation.fresh
     sample: float = 0.25
     """Share of the replays, 0 to 1, that an audit runs fresh as well."""
@@ -74,28 +90,32 @@ class IsolationConfig:
 
 @dataclass
 class EngineConfig:
+    """The engine that runs the processes."""
+
     kind: Engine = Engine.local
 
 
 @dataclass
 class EnvironmentConfig:
-    """Under which interpreter and variables the workers run."""
+    """Interpreter, variables and switches of the workers."""
 
     name: str = "default"
     python: str = ""
-    """An interpreter that has torch: a path, or a name to be found on PATH. Empty: the one that runs this."""
+    """An interpreter with torch: a path, or a name to look up on PATH. Empty for the current interpreter."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables that the workers get beside the numeric ones of the caller."""
+    """Environment variables for the workers, in addition to the numeric ones of the caller."""
     threads: int | None = None
-    """Compute threads. null: as many as each scenario asks for, which is one where threads are not the point."""
+    """Compute threads. null for the number that each scenario sets, which is one unless it is about threads."""
     matmul_precision: Precision = Precision.torch
-    """Float32 matmul precision that the cases find."""
+    """Float32 matmul precision under which the cases run."""
     sources: Sources = Sources.original
-    """Whether the workers run from the sources here or from a verified copy."""
+    """Whether the workers run the original sources or a verified copy."""
 
 
 @dataclass
 class ArchiveConfig:
+    """Where records and blobs are stored."""
+
     url: str = MISSING
     """SQLAlchemy URL of the archive."""
     blobs: str = MISSING
@@ -104,18 +124,20 @@ class ArchiveConfig:
 
 @dataclass
 class TrackingConfig:
+    """Publishing to MLflow."""
+
     enabled: bool = True
     uri: str = MISSING
     """MLflow tracking URI."""
     artifacts: str = MISSING
-    """Folder of MLflow's artifacts, for a store that is a file."""
+    """Folder of MLflow's artifacts, if its store is a file."""
     wait: float = 120.0
-    """Seconds to wait, once the sweep is over, for MLflow to catch up."""
+    """Seconds to wait for MLflow to catch up after the sweep."""
 
 
 @dataclass
 class LimitsConfig:
-    """What a worker may use, unless its scenario says otherwise."""
+    """Limits of a worker, unless its scenario sets others."""
 
     timeout: float = 120.0
     """Seconds."""
@@ -124,12 +146,12 @@ class LimitsConfig:
     output: int = 65536
     """Bytes kept of each of stdout and stderr."""
     disk: int = 2**30
-    """Bytes that one file, and all files in the process's own folder, may grow to."""
+    """Bytes to which one file, and all files in the process's own folder together, may grow."""
     keep: int = 16384
-    """Bytes up to which a tensor is kept whole."""
+    """Bytes up to which a tensor is stored whole."""
     keep_deciding: int = 4 * 2**20
-    """Bytes up to which a tensor is kept whole where a verdict may hang on one of its elements: where cases are to
-    differ from the reference, or to be within its rounding."""
+    """Bytes up to which a tensor is stored whole if a verdict may depend on one of its elements: if cases are expected
+    to differ from the reference, or to agree within its rounding."""
 
 
 @dataclass
@@ -142,57 +164,57 @@ class ExponentConfig:
 
 @dataclass
 class SeriesConfig:
-    """One scenario over one of its parameters, drawn as a figure: see `series.Series`."""
+    """One scenario measured over one of its parameters and drawn as a figure: see `series.Series`."""
 
     title: str = MISSING
     scenario: str = MISSING
     parameter: str = MISSING
-    """A parameter of the cases, or dtype or threads."""
+    """A parameter of the cases, or ``dtype`` or ``threads``."""
     cases: list[str] = MISSING
     measure: str = MISSING
     """``forward peak``, ``backward held``, ``forward seconds`` and the like, or the name of an observed number."""
     unit: str = ""
     line: str = ""
-    """Name of an observed number that is drawn in as a line."""
+    """Name of an observed number that is drawn as a line."""
     exponents: dict[str, ExponentConfig] = field(default_factory=dict)
-    """By case."""
+    """Expected exponent by case."""
 
 
 @dataclass
 class Config:
-    """One sweep."""
+    """Configuration of one sweep."""
 
     scenarios: list[str] = field(default_factory=lambda: ["*"])
-    """Names, with * and ?."""
+    """Scenario names, with * and ?."""
     cases: list[str] = field(default_factory=lambda: ["*"])
-    """Case names with their variant, with * and ?. References are run whenever they are needed."""
+    """Case names with or without their variant, with * and ?. References are run whenever cases need them."""
     suite: Suite = Suite.full
     devices: list[Device] = MISSING
     passes: list[Pass] = field(default_factory=lambda: [Pass.plain, Pass.profiled])
-    """How each case is looked at, each in a process of its own."""
+    """Passes in which each case is run, each in its own process."""
     replays: int | None = None
-    """Times each case is replayed. null: as often as its scenario says, else once; and what is measured as below."""
+    """Times each case is replayed. null for the scenario's number, else once; for measured cases, the numbers below."""
     measured_replays: int = 3
-    """Times a case is replayed whose memory or time is the point and that takes under ten seconds; the full suite."""
+    """Times a case about memory or time that takes under ten seconds is replayed in the full suite."""
     long_measured_replays: int = 1
-    """Likewise of those that take ten seconds or more."""
+    """The same for cases that take ten seconds or more."""
     seed: int = 1729
     hash_seed: int = 0
     """PYTHONHASHSEED of the workers."""
     workers: int | None = None
-    """Processes at a time. null: one for each core that this process may use."""
+    """Processes at a time. null for one for each core that this process may use."""
     dry_run: bool = False
     """Print the plan and run nothing."""
     capsule: str | None = None
-    """File to write the chosen scenarios and their evidence to, to be run anywhere with torch."""
+    """File to write a capsule to: the chosen scenarios and their evidence, to be run anywhere with torch."""
     prove: str | None = None
-    """A setting of the latest report, or all: flip what tells it from this one, one factor at a time."""
+    """A setting of the latest report, or ``all``: flip the factors in which it differs from this one, one at a time."""
     outputs: str = "outputs"
-    """Folder of all that a sweep writes."""
+    """Folder for everything that a sweep writes."""
     series: dict[str, SeriesConfig] = field(default_factory=dict)
-    """What is drawn over a parameter, by name; of scenarios that are chosen."""
+    """Series by name; only those of chosen scenarios are measured."""
     report: bool = True
-    """Write the evidence report when the sweep is over."""
+    """Write the report after the sweep."""
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     archive: ArchiveConfig = field(default_factory=ArchiveConfig)
@@ -202,9 +224,10 @@ class Config:
 
 
 class FileConfigSource(file_config_source.FileConfigSource):
-    """Hydra's own, which overlooks what stands at the top of a file that begins with a byte-order mark."""
+    """Hydra's file source, which otherwise ignores the header of a file that begins with a byte-order mark."""
 
     def load_config(self, config_path: str) -> Any:
+        """Load a file, with its header read without the byte-order mark."""
         found = super().load_config(config_path)
         path = Path(self.path, self._normalize_file_name(config_path))
         with path.open(encoding="utf-8-sig") as file:
@@ -212,14 +235,16 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return found
 
 
-def register() -> None:
-    """Make the schemas known to Hydra, which then refuses unknown keys and wrong types, and how a file becomes an
-    address: pasted, a path with % or ? in it would be another one. `-m` is ours, which writes no file.
+def register_schemas() -> None:
+    """Register the schemas with Hydra, which then refuses unknown keys and wrong types.
+
+    Also registers the resolver that turns a path into an SQLite URL, with % and ? escaped, and our own `-m`, which
+    writes no file.
     """
-    # Under the name of Hydra's own class, which does not replace it then.
+    # Under the name of Hydra's own class, so that Hydra does not register its own.
     SourcesRegistry.instance().types["file"] = FileConfigSource
-    OmegaConf.register_new_resolver("sqlite", _sqlite, replace=True)
-    write_no_file()
+    OmegaConf.register_new_resolver("sqlite", _sqlite_url, replace=True)
+    disable_multirun_file()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, node in (
@@ -232,5 +257,5 @@ def register() -> None:
         store.store(group=group, name="schema", node=node)
 
 
-def _sqlite(path: str) -> str:
+def _sqlite_url(path: str) -> str:
     return URL.create("sqlite", database=path).render_as_string(hide_password=False)

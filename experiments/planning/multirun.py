@@ -1,4 +1,4 @@
-"""Hydra's `-m` without the file that it leaves: it has the whole configuration in it, addresses with passwords too."""
+"""Hydra's `-m` without the file that it writes, which contains the whole configuration, including passwords in URLs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hydra.core.utils import JobReturn
 from hydra.plugins.sweeper import Sweeper
 
 
-def write_no_file() -> None:
-    """From now on, `-m` writes no `multirun.yaml`. Hydra has no setting for that."""
-    # Hydra loads its plugins by itself, so the class is another one than an import here gives.
+def disable_multirun_file() -> None:
+    """Make `-m` write no `multirun.yaml`. Hydra has no setting for that."""
+    # Hydra loads its plugins itself, so the class is not the one that is imported here.
     for plugin in Plugins.instance().discover(Sweeper):
         if plugin.__name__ == BasicSweeper.__name__:
-            plugin.sweep = _sweep  # type: ignore[attr-defined]
+            plugin.sweep = _run_jobs  # type: ignore[attr-defined]
 
 
-def _sweep(self: BasicSweeper, arguments: list[str]) -> Any:
-    """One job after another, as Hydra's own `sweep` has them run once it has written."""
+def _run_jobs(self: BasicSweeper, arguments: list[str]) -> Any:
+    """Run one job after another, as Hydra's own `sweep` does after writing its file."""
     assert self.hydra_context is not None, "`setup` has been called"
     assert self.launcher is not None, "`setup` has been called"
     parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
@@ -32,7 +32,7 @@ def _sweep(self: BasicSweeper, arguments: list[str]) -> Any:
         self.validate_batch_is_legal(batch)
         results = self.launcher.launch(batch, initial_job_idx=sum(map(len, returned)))
         for one in results:
-            # Asked for its value, a job that failed raises what it failed with.
+            # Reading the return value of a failed job raises its exception.
             _ = one.return_value
         returned.append(results)
     return returned

@@ -1,1 +1,1 @@
-"""Runs each spec in a process of its own and composes its record. Portable: the standard library and Python 3.9."""
+"""Run each spec in its own process and build its record. Portable: the standard library and Python 3.9."""

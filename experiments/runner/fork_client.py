@@ -1,6 +1,7 @@
-"""Forks of a warm interpreter: one server for each interpreter, sources, environment, thread count and hash seed.
+"""Client of the fork servers: one server for each interpreter, environment, thread count and hash seed.
 
-Only the standard library is imported here.
+A fork server is an interpreter that has already imported torch; each case runs in a fork of it.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -19,55 +20,56 @@ from ..core.spec import Spec
 from . import errors, process_group, supervisor
 
 PATIENCE = 60.0
-"""Seconds until a server must have imported torch."""
+"""Seconds that a server may take to import torch, and to answer a request for a fork."""
 
 
 class Forks:
-    """All servers of a sweep, started when they are first needed. Close it to end them."""
+    """All fork servers of a sweep, each started on first use. `close` ends them."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._servers: dict[str, _Server] = {}
 
     def close(self) -> None:
-        """End every server and what it runs."""
+        """End every server and the processes that it runs."""
         for server in self._servers.values():
             server.close()
         self._servers.clear()
 
     def start(self, spec: Spec, folder: Path) -> supervisor.Process:
-        """Fork a child for the spec (a `launch.Starter`). Raises LaunchError if no server can be started."""
+        """Fork a process for the spec (a `supervisor.Starter`). Raises LaunchError if no server can be started."""
         setting = spec.setting
-        variables = supervisor.environment(setting.given_threads(spec.question), setting.hash_seed, setting.variables)
+        variables = supervisor.environment(setting.thread_count(spec.question), setting.hash_seed, setting.variables)
         return self._server(supervisor.interpreter(spec), variables).fork({"folder": str(folder)})
 
     def describe(self, python: str, variables: Mapping[str, str], hash_seed: int, folder: Path) -> Any:
-        """As `launch.describe`, from a server that will be needed anyway, and from another if that one is lost.
-        `folder` must not exist.
+        """Return what `supervisor.describe` returns, from a server that the sweep needs anyway.
+
+        Retries once with a new server if the first is lost. `folder` must not exist. Raises LaunchError if both fail.
         """
         try:
-            return self._described(python, variables, hash_seed, folder)
+            return self._request_catalogue(python, variables, hash_seed, folder)
         except errors.LostError:
-            # Its folder may still have somebody at work in it.
-            again = folder.with_name(f"{folder.name}-again")
+            # A process may still be writing to the first folder.
+            retry_folder = folder.with_name(f"{folder.name}-again")
         try:
-            return self._described(python, variables, hash_seed, again)
+            return self._request_catalogue(python, variables, hash_seed, retry_folder)
         except errors.LostError as error:
             raise errors.LaunchError(
                 f"the scenarios could not be listed: {error}, and so has a second one. isolation=fresh does without it"
             ) from None
 
-    def _described(self, python: str, variables: Mapping[str, str], hash_seed: int, folder: Path) -> Any:
+    def _request_catalogue(self, python: str, variables: Mapping[str, str], hash_seed: int, folder: Path) -> Any:
         folders.prepare(folder)
         server = self._server(python or sys.executable, supervisor.environment(1, hash_seed, variables))
         child = server.fork({"folder": str(folder), "describe": True})
         listed = folder / "catalogue.json"
-        # Renamed into place when it is whole. The server, which is importing meanwhile, says so only later.
+        # The file is renamed into place once complete; the server, still importing, reports the exit only later.
         try:
             while (status := child.poll()) is None and not listed.is_file():
                 time.sleep(0.005)
         except errors.LostError:
-            process_group.end_group(child.pid, process_group.KILL)  # what was importing a file then
+            process_group.end_group(child.pid, process_group.KILL)  # the fork that was importing scenario files
             raise
         if not listed.is_file():
             said = (folder / "stderr").read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
@@ -85,7 +87,7 @@ class Forks:
 
 
 class _Server:
-    """One server, as its parent sees it."""
+    """One fork server, seen from its parent."""
 
     def __init__(self, python: str, variables: Mapping[str, str], root: Path) -> None:
         program = root / "experiments" / "worker" / "__main__.py"
@@ -104,8 +106,8 @@ class _Server:
         assert self._process.stderr is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         os.set_blocking(self._process.stderr.fileno(), False)
-        self._rest = b""
-        self._said = b""
+        self._partial_line = b""
+        self._stderr = b""
         self.pids: dict[str, int] = {}
         self.statuses: dict[str, int] = {}
         self.lost = False
@@ -118,12 +120,14 @@ class _Server:
                 self.close()
                 if self.lost and self._process.returncode < 0:
                     raise errors.LostError(f"the fork server has ended by signal {-self._process.returncode}")
-                last = (self._said.decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"])[-1]
+                last = (self._stderr.decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"])[
+                    -1
+                ]
                 raise errors.LaunchError(f"the fork server did not come up: {last}")
             time.sleep(0.01)
 
     def fork(self, request: dict[str, Any]) -> Forked:
-        """Ask for a child, and wait until it is there."""
+        """Request a fork and wait until it has started."""
         assert self._process.stdin is not None
         folder = request["folder"]
         try:
@@ -139,36 +143,36 @@ class _Server:
         return Forked(self, folder, self.pids.get(folder, 0))
 
     def read(self) -> bool:
-        """Take in what the server has said. False if it was nothing."""
+        """Read the server's output and process complete answers. Return False if there was none."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._said = (self._said + (_available(self._process.stderr.fileno()) or b""))[-4096:]
-        piece = _available(self._process.stdout.fileno())
+        self._stderr = (self._stderr + (_read_available(self._process.stderr.fileno()) or b""))[-4096:]
+        piece = _read_available(self._process.stdout.fileno())
         if piece is None:
             return False
         if not piece:
             self.lost = True
             return False
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + piece).split(b"\n")
         for line in lines:
-            self._take(json.loads(line))
+            self._record_answer(json.loads(line))
         return True
 
-    def _take(self, answer: dict[str, Any]) -> None:
+    def _record_answer(self, answer: dict[str, Any]) -> None:
         if "started" in answer:
             self.pids[answer["started"]] = answer["pid"]
         elif "ended" in answer:
             self.statuses[answer["ended"]] = answer["status"]
 
     def status(self, folder: str) -> int | None:
-        """How the child of this folder ended; None while it runs. Raises LostError if nobody can say."""
+        """Return the exit status of this folder's fork, None while it runs. Raises LostError if the server is lost."""
         self.read()
         if folder not in self.statuses and self.lost:
             raise errors.LostError("the fork server has ended")
         return self.statuses.get(folder)
 
     def close(self) -> None:
-        """End the server; it ends its children when its stdin closes, and Linux does if it cannot."""
+        """End the server. It ends its forks when its stdin closes; if it cannot, Linux does."""
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
@@ -179,8 +183,8 @@ class _Server:
             self._process.wait()
 
 
-def _available(descriptor: int) -> bytes | None:
-    """What can be read now: nothing yet is None, the end is empty."""
+def _read_available(descriptor: int) -> bytes | None:
+    """Return the bytes available now: None if there are none yet, empty at the end of the stream."""
     try:
         return os.read(descriptor, 65536)
     except BlockingIOError:
@@ -190,7 +194,7 @@ def _available(descriptor: int) -> bytes | None:
 
 
 class Forked:
-    """One child of a server (a `launch.Process`)."""
+    """One fork of a server (a `supervisor.Process`)."""
 
     def __init__(self, server: _Server, folder: str, pid: int) -> None:
         self._server, self._folder = server, folder
@@ -198,17 +202,18 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """0 once it has ended: its number may then be anybody's, and the server has ended its group."""
+        """The PID, or 0 once it has ended: the PID may then be reused, and the server has ended its process group."""
         return 0 if self._folder in self._server.statuses else self._pid
 
     def poll(self) -> int | None:
+        """Return the exit status, None while it runs. Raises LostError if the server is lost."""
         return self._server.status(self._folder)
 
     def close(self) -> None:
-        """Wait, for a moment, until the server has taken it off the list of processes."""
+        """Wait up to `supervisor.PATIENCE` seconds until the server reports its exit."""
         deadline = time.monotonic() + supervisor.PATIENCE
         while not self._server.lost and self._folder not in self._server.statuses and time.monotonic() < deadline:
             self._server.read()
             time.sleep(0.001)
-        # A server that does not say so even now may have been stopped. It is not asked again.
+        # A server that still has not reported it may have been stopped, so it is treated as lost.
         self._server.lost = self._server.lost or self._folder not in self._server.statuses

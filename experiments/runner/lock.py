@@ -1,4 +1,4 @@
-"""A sweep belongs to one driver at a time: a lock that ends with the process that holds it."""
+"""File lock that gives a sweep to one driver at a time and ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import IO
 
 
 def hold(path: Path) -> IO[bytes] | None:
-    """The lock file at `path`, held until it is closed. None if another process holds it.
+    """Lock the file at `path` and return it; the lock lasts until the file is closed. None if another process holds it.
 
-    Where the system has no such locks (Windows), every caller gets it.
+    Where the system has no such locks (Windows), every caller obtains it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -26,14 +26,14 @@ def hold(path: Path) -> IO[bytes] | None:
         except OSError:
             file.close()
             return None
-        if _is_at(file, path):
+        if _is_same_file(file, path):
             return file
-        # The one who held it has let it go meanwhile, with its file.
+        # The previous holder has released the lock and removed this file in the meantime.
         file.close()
 
 
-def let_go(file: IO[bytes], path: Path) -> None:
-    """End the hold on a lock, and take its file away."""
+def release(file: IO[bytes], path: Path) -> None:
+    """Release a lock and remove its file."""
     if sys.platform != "win32":  # where an open file cannot be removed
         with contextlib.suppress(OSError):
             path.unlink()
@@ -43,7 +43,7 @@ def let_go(file: IO[bytes], path: Path) -> None:
             path.unlink()
 
 
-def _is_at(file: IO[bytes], path: Path) -> bool:
+def _is_same_file(file: IO[bytes], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:

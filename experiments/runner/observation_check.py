@@ -1,4 +1,4 @@
-"""Checks of what a worker left: a case may have done anything to it."""
+"""Check the observation that a worker left: a case may have tampered with it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from ..core.observation import Observation
 from ..core.outcome import PHASES
 from ..core.spec import Spec
 
-# What a case may have done to what the worker says.
-
-
 _PLAIN: Mapping[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "None": type(None)}
 
 
 def refuse_malformed(seen: Observation) -> None:
-    """Raise RecordError for what no worker says and no archive could keep."""
+    """Raise RecordError for values that no worker writes or that no archive could store."""
     outcome = seen.outcome
     if outcome.kind not in ("finished", "raised", "not_observed") or outcome.phase not in (None, *PHASES):
         raise RecordError(f"a worker does not say {outcome.kind!r} in {outcome.phase!r}")
@@ -34,20 +31,20 @@ def refuse_malformed(seen: Observation) -> None:
         raise RecordError("a shape holds what is no size")
     if not all(isinstance(name, str) for name in outcome.bases):
         raise RecordError("a base class has no name")
-    # As deep as they will lie in the record.
+    # Nested as deeply as they will be in the record.
     canonical([[[[one.value for one in seen.observed], [(one.before, one.after) for one in seen.state]]]])
 
 
 def refuse_missing_blobs(seen: Observation, blobs: Path) -> None:
-    """Raise RecordError if a content that the observation names is not there as it was."""
+    """Raise RecordError if a blob that the observation names is missing or does not match its digest."""
     for name, kind in seen.blobs().items():
         path = blobs / name if len(name) == 64 and name.isalnum() else None
         if path is None or not path.is_file() or digest(path.read_bytes()) != name:
             raise RecordError(f"it names the {kind} {name!r:.100}, which is not there")
 
 
-def changed(spec: Spec, root: Path) -> str | None:
-    """What is missing if the scenario file is no longer the one that the plan was made from."""
+def find_source_change(spec: Spec, root: Path) -> str | None:
+    """Return the unmet requirement if the scenario file has changed since it was planned, else None."""
     try:
         content = (root / "experiments" / "scenarios" / f"{spec.question.scenario}.py").read_bytes()
     except OSError:

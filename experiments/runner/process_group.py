@@ -1,4 +1,4 @@
-"""Process groups on this system: their members, memory, and end."""
+"""Process groups on this system: list their members, measure their memory, end them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 def has_exited(process: int) -> bool:
-    """Whether a child of ours has ended, leaving its number taken. False where the system cannot say so."""
+    """Whether a child process has exited but not been reaped. False where the system cannot report it."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -21,10 +21,10 @@ def has_exited(process: int) -> bool:
 
 
 def end_group(group: int, with_signal: int) -> None:
-    """Signal every process of a group; that nobody is left in it is no error."""
+    """Send a signal to every process of a group; an empty group is not an error."""
     if group <= 0:
-        return  # It never came to be; 0 would mean our own group.
-    # macOS says "not permitted" of a group of the dead.
+        return  # The group was never created; 0 would mean our own group.
+    # macOS reports "not permitted" for a group of zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(group, with_signal)
@@ -33,7 +33,7 @@ def end_group(group: int, with_signal: int) -> None:
 
 
 def resident_bytes(process: int) -> int:
-    """Resident bytes of the process. 0 where the system does not tell."""
+    """Return the resident memory of the process in bytes, 0 where the system does not report it."""
     try:
         with open(f"/proc/{process}/statm") as file:  # noqa: PTH123 - read a hundred times a second
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -42,28 +42,29 @@ def resident_bytes(process: int) -> int:
 
 
 def group_members(group: int) -> list[int]:
-    """Processes of the group. None where the system does not tell, or there never was one."""
+    """Return the PIDs of the group, an empty list where the system does not report them or there is no group."""
     if group <= 0:
         return []
     try:
         found = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
     except OSError:
         return []
-    return [int(name) for name in found if _group(name) == group]
+    return [int(name) for name in found if _read_group(name) == group]
 
 
-def _group(process: str) -> int | None:
-    """Process group, from the fields behind the name, which may hold anything."""
+def _read_group(process: str) -> int | None:
+    """Return the process group ID from the fields after the process name, which may contain any characters."""
     try:
-        with open(f"/proc/{process}/stat") as file:  # noqa: PTH123 - read for every process there is
+        with open(f"/proc/{process}/stat") as file:  # noqa: PTH123 - read for every process on the system
             return int(file.read().rpartition(")")[2].split()[2])
     except (OSError, IndexError, ValueError):
         return None
 
 
 def kernel_kills() -> int:
-    """Processes that the kernel has ended for want of memory, in our control group or else in all. 0 where the
-    system does not tell.
+    """Return how many processes the kernel has killed for lack of memory, in our control group or else system-wide.
+
+    0 where the system does not report it.
     """
     for path, name in ((_CGROUP / "memory.events", "oom_kill "), (Path("/proc/vmstat"), "oom_kill ")):
         try:

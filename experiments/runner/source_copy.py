@@ -1,4 +1,4 @@
-"""Copies of the sources that a worker runs, verified by digest."""
+"""Copy the sources that a worker runs and verify the copies by digest."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .errors import LaunchError
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy of the sources, checked against the originals."""
+    """A verified copy of the sources."""
 
     root: Path
     digests: Mapping[str, str]
-    """By path below the root."""
+    """Digest of each file by its path below the root."""
 
 
 def copy_sources(root: Path, target: Path) -> Copied:
-    """Copy what a worker runs into `target` and verify every file by its digest.
+    """Copy the files that a worker runs into `target` and verify each by its digest.
 
     Raises LaunchError if a copy differs from its original.
     """

@@ -1,17 +1,18 @@
-"""Starts a worker, waits for it, ends its process group, and composes the record that it could not write.
+"""Start a worker, wait for it, end its process group, and build the record that it could not write itself.
 
-A process ends in one of the ways of `record.ENDINGS`; which one, only its parent can see:
+The outcome of a process is one of these kinds, which only its parent can determine:
 
-    finished, raised    the worker said so, and exited with 0
-    timed_out           not ended within the time limit: its group got SIGTERM, then SIGKILL
-    out_of_memory       its group's resident memory passed the limit: it got SIGKILL; or the kernel ended it
-    died                a signal, an exit code, too much on disk, or no observation that can be read
-    not_run             a need is missing; nothing was started
+    finished, raised    the worker reported it and exited with 0
+    not_observed        the case ended, but the worker could not write its observation and reported why
+    timed_out           did not end within the time limit: its group received SIGTERM, then SIGKILL
+    out_of_memory       its group's resident memory exceeded the limit and it received SIGKILL, or the kernel killed it
+    died                a signal, an exit code, too much on disk, or no readable observation
+    not_run             a requirement is missing; nothing was started
 
-Time is limited on every system. Memory is watched where there is `/proc` (Linux, with or without control
-groups: a group of our own would need rights that a user does not have); elsewhere it is not, and only what the
-system itself refuses shows. On Linux, what leaves the process group is found by its environment and ended; on
-other systems it is not. Only the standard library is imported here, and nothing newer than Python 3.9.
+Time is limited on every system. Memory is watched where `/proc` exists (Linux, with or without control groups: our
+own control group would need rights that a user does not have); elsewhere only the system's own refusals apply.
+On Linux, orphans that leave the process group are found by their environment and ended; on other systems they are
+not. Imports only the standard library, and nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from pathlib import Path
 from typing import IO, Any, Callable, Mapping, Protocol, Sequence
 
 from ..core import folders
-from ..core.bounds import refuse_excess_seen
+from ..core.bounds import refuse_excess_observation
 from ..core.canonical_json import RecordError, canonical, digest, parse
-from ..core.environment import VARIABLES, own_folders
+from ..core.environment import VARIABLES, folder_variables
 from ..core.observation import UNOBSERVED, Ending, Observation, Output
 from ..core.outcome import PHASES, Outcome
 from ..core.record import Record
@@ -43,40 +44,40 @@ from .process_group import KILL, end_group, group_members, has_exited, kernel_ki
 PATIENCE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 LONGEST_END = 10.0
-"""Seconds after SIGKILL in which somebody must say that the process has ended."""
+"""Seconds after SIGKILL within which the fork server must report that the process has ended."""
 OWN_FILES = 2**26
-"""Bytes that the worker's own files may take beside what the case writes: one file of the case may fill the limit."""
+"""Bytes that the worker's own files may take in addition to the disk limit, which one file of the case may fill."""
 LONGEST_REASON = 2000
-"""Characters that are read of why a worker left no observation."""
+"""Characters that are read of the reason why a worker left no observation."""
 LOOK = 0.2
-"""Seconds between two looks at what takes longer to find out: the memory of a group, the size of a folder."""
+"""Seconds between two slow measurements: the memory of a group, the size of a folder."""
 
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "HOME", "USERPROFILE", "CUDA_HOME")
-"""Environment variables without which an interpreter, torch or CUDA may not start. Passed, not recorded."""
+"""Environment variables that an interpreter, torch or CUDA may need to start. Passed on, not recorded."""
 
 LONGEST_LISTING = 600.0
 """Seconds that an interpreter may take to import torch and all scenario files."""
 
 LARGEST_OBSERVATION = 16 * 2**20
-"""Bytes of an observation that are read: a longer one is kept in part, as output is."""
+"""Longest observation that is read, in bytes. A longer one is stored in part, as output is."""
 LARGEST_RECORD = 2 * LARGEST_OBSERVATION
-"""Bytes of a record that are taken in after a driver was killed: an observation, and what is said beside it."""
+"""Longest record that is recovered after a driver was killed, in bytes: an observation and the rest of the record."""
 LONGEST_PHASE = 64
-"""Bytes that are read of the phase that a worker names."""
+"""Longest phase name that is read, in bytes."""
 MOST_FILES = 100_000
-"""Files and folders that a case may have in its folder: looking at them must not take the driver's time."""
+"""Most files and folders that a case may have in its folder, so that counting them does not delay the driver."""
 MOST_PROCESSES = 512
-"""Processes that the group of a case may have. What leaves the group is not counted."""
+"""Most processes that the group of a case may have. Processes that leave the group are not counted."""
 
 OURS = frozenset(
     getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EMFILE", "ENFILE", "ENOMEM", "EIO", "EROFS")
 )
-"""What an OSError says of the machine as a whole: no case is to blame, and the next would meet it as well."""
+"""OSErrors that concern the whole machine: no case is to blame, and the next one would fail as well."""
 
 
 def run(spec: Spec, folder: Path, root: Path) -> Record:
-    """Run one spec to its end and leave `folder` ready to be archived."""
-    running = start(spec, folder, fresh(root))
+    """Run one spec to its end and return its record; `folder` is then ready to be archived."""
+    running = start(spec, folder, fresh_starter(root))
     while True:
         record = running.poll()
         if record is not None:
@@ -85,26 +86,28 @@ def run(spec: Spec, folder: Path, root: Path) -> Record:
 
 
 class Process(Protocol):
-    """What `Running` watches: a started interpreter, or a fork of a warm one."""
+    """The process that `Running` watches: a new interpreter or a fork of a warm one."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The PID, or 0 once a fork has ended."""
 
     def poll(self) -> int | None:
-        """Exit code, or minus the number of the signal; None while it runs. Once it has ended, so has its
-        group: ended before its number was given back, so that nobody else can have it.
+        """Return the exit code, or minus the signal number; None while it runs.
+
+        Once it has ended, so has its process group, which is ended before the PID can be reused.
         """
 
     def close(self) -> None:
-        """Let go of it; it has ended or is about to."""
+        """Release its resources; it has ended or is about to."""
 
 
 Starter = Callable[[Spec, Path], Process]
-"""Starts a process for a spec in its prepared folder. Raises LaunchError if it cannot."""
+"""Start a process for a spec in its prepared folder. Raises LaunchError if that fails."""
 
 
 def start(spec: Spec, folder: Path, starter: Starter) -> Running:
-    """Start a process for `spec` with `folder` (which must not exist) as its own.
+    """Create `folder`, which must not exist, and start a process for `spec` in it.
 
     Raises LaunchError if it cannot be started.
     """
@@ -119,12 +122,12 @@ def start(spec: Spec, folder: Path, starter: Starter) -> Running:
 WORKER = "experiments/worker/__main__.py"
 
 
-def fresh(root: Path, program: str = WORKER) -> Starter:
-    """A new interpreter for each process, running the sources below `root`: the worker, or what takes its place."""
+def fresh_starter(root: Path, program: str = WORKER) -> Starter:
+    """Return a starter that runs `program`, from the sources below `root`, in a new interpreter for each process."""
 
     def starter(spec: Spec, folder: Path) -> Process:
         try:
-            return _Interpreter(_process(spec, folder, root / program))
+            return _Interpreter(_start_process(spec, folder, root / program))
         except OSError as error:
             raise LaunchError(f"could not start a worker with {interpreter(spec)}: {error}") from None
 
@@ -132,49 +135,52 @@ def fresh(root: Path, program: str = WORKER) -> Starter:
 
 
 class _Interpreter:
-    """A process of our own; its stdin is the pipe that tells it when we die."""
+    """A new interpreter; the pipe to its stdin closes when this process dies, which ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.pid = process.pid
 
     def poll(self) -> int | None:
+        """Return the exit code, None while it runs. Ends the group before the PID is released."""
         if self._process.returncode is None and has_exited(self.pid):
             end_group(self.pid, KILL)
         return self._process.poll()
 
     def close(self) -> None:
+        """Close the pipe to its stdin and wait for it to end."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
 
 
 def interpreter(spec: Spec) -> str:
-    """The Python that runs the worker."""
+    """Return the path of the Python that runs the worker."""
     return spec.setting.interpreter or sys.executable
 
 
 def environment(threads: int, hash_seed: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """All that a worker gets, but for its own folder: what it needs to start, the caller's numeric variables,
-    the setting's.
+    """Return a worker's environment variables, except those of its own folder.
+
+    They are the ones needed to start, the caller's numeric variables, and those of the setting.
     """
     caller = {name: os.environ[name] for name in (*NEEDED, *VARIABLES) if name in os.environ}
     return {
         **caller,
         "LC_ALL": "C.UTF-8",
         "OMP_NUM_THREADS": str(threads),
-        # numpy, if torch finds it, would start a thread on import, and a server that has threads must not fork.
+        # If torch imports numpy, OpenBLAS would start threads, and a server that has threads must not fork.
         "OPENBLAS_NUM_THREADS": "1",
-        # Inductor would start processes of its own, one for each core, that outlive a compilation.
+        # Inductor would start one process for each core, and these outlive a compilation.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "PYTHONHASHSEED": str(hash_seed),
         **variables,
     }
 
 
-def _process(spec: Spec, folder: Path, program: Path) -> subprocess.Popen[bytes]:
+def _start_process(spec: Spec, folder: Path, program: Path) -> subprocess.Popen[bytes]:
     setting, own = spec.setting, str(folder / "tmp")
-    variables = environment(setting.given_threads(spec.question), setting.hash_seed, setting.variables)
+    variables = environment(setting.thread_count(spec.question), setting.hash_seed, setting.variables)
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         return subprocess.Popen(
             [interpreter(spec), str(program), str(folder)],
@@ -182,7 +188,7 @@ def _process(spec: Spec, folder: Path, program: Path) -> subprocess.Popen[bytes]
             stdout=out,
             stderr=err,
             cwd=folder / "tmp",
-            env={**variables, **own_folders(own)},
+            env={**variables, **folder_variables(own)},
             start_new_session=True,
         )
 
@@ -192,7 +198,7 @@ class Running:
 
     def __init__(self, spec: Spec, folder: Path, process: Process) -> None:
         self.spec, self.folder, self.process = spec, folder, process
-        self.started_at = now()
+        self.started_at = utc_now()
         self._started = time.monotonic()
         self._deadline = self._started + spec.setting.timeout
         self._next_look = self._started + LOOK
@@ -201,23 +207,23 @@ class Running:
         self._ended_for: Outcome | None = None
 
     def poll(self) -> Record | None:
-        """The record, once the process has ended; None while it runs. Keeps its limits meanwhile."""
+        """Return the record once the process has ended, None while it runs. Enforces its limits meanwhile."""
         code = self.process.poll()
         if code is None:
-            self._keep_limits()
+            self._enforce_limits()
             return None
         duration = time.monotonic() - self._started
         if self.spec.setting.isolation == "fresh":
-            _end_strays(self.folder)
-        return self._compose(code, duration)
+            _end_orphans(self.folder)
+        return self._compose_record(code, duration)
 
     def stop(self) -> None:
-        """End the process and its group at once; no record comes of it."""
+        """End the process and its group at once, without a record."""
         self._end_group(KILL)
-        _end_strays(self.folder)
+        _end_orphans(self.folder)
         self.process.close()
 
-    def _keep_limits(self) -> None:
+    def _enforce_limits(self) -> None:
         current = time.monotonic()
         looks = current >= self._next_look
         if looks:
@@ -229,20 +235,20 @@ class Running:
             if current >= self._kill_at:
                 self._end_group(KILL)
         elif current >= self._deadline:
-            self._ended_for = _ended("timed_out", self._phase(), f"after {self.spec.setting.timeout:g} seconds")
+            self._ended_for = _make_outcome("timed_out", self._phase(), f"after {self.spec.setting.timeout:g} seconds")
             self._end_group(signal.SIGTERM)
             self._kill_at = current + PATIENCE
-        elif self._too_much_memory(members):
-            self._ended_for = _ended("out_of_memory", self._phase(), f"over {self.spec.setting.memory} bytes")
+        elif self._is_over_memory(members):
+            self._ended_for = _make_outcome("out_of_memory", self._phase(), f"over {self.spec.setting.memory} bytes")
             self._kill_at = current
             self._end_group(KILL)
-        elif looks and (much := self._too_much(members)):
-            self._ended_for = _ended("died", self._phase(), much)
+        elif looks and (much := self._find_excess(members)):
+            self._ended_for = _make_outcome("died", self._phase(), much)
             self._kill_at = current
             self._end_group(KILL)
 
-    def _too_much(self, members: Sequence[int]) -> str:
-        """What it has more of than it may have, at the slower look. Empty if nothing."""
+    def _find_excess(self, members: Sequence[int]) -> str:
+        """Return which limit on disk, files or processes is exceeded, as text. Empty if none is."""
         size, count = folders.measure(self.folder, MOST_FILES)
         if size > self.spec.setting.disk + OWN_FILES:
             return f"over {self.spec.setting.disk} bytes on disk"
@@ -252,8 +258,8 @@ class Running:
             return f"over {MOST_PROCESSES} processes"
         return ""
 
-    def _too_much_memory(self, members: Sequence[int]) -> bool:
-        """Its own memory at every look; that of its whole group, which takes longer to find out, now and then."""
+    def _is_over_memory(self, members: Sequence[int]) -> bool:
+        """Whether the memory of the process, or that of its group members where they were listed, exceeds the limit."""
         limit = self.spec.setting.memory
         if limit is None:
             return False
@@ -262,27 +268,29 @@ class Running:
     def _end_group(self, with_signal: int) -> None:
         process = self.process.pid
         end_group(process, with_signal)
-        if process > 0:  # It may have gone to another group.
+        if process > 0:  # It may have moved to another group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, with_signal)
 
     def _phase(self) -> str | None:
-        phase = folders.read(self.folder / "phase", LONGEST_PHASE)
+        phase = folders.read_file(self.folder / "phase", LONGEST_PHASE)
         return phase if phase in PHASES else None
 
-    def _compose(self, code: int, duration: float) -> Record:
+    def _compose_record(self, code: int, duration: float) -> Record:
         self.process.close()
         try:
-            return self._composed(code, duration)
+            return self._build_record(code, duration)
         except OSError as error:
             if error.errno in OURS:
                 raise
-            # Nobody else's folder is like this one, so the sweep goes on without what is in it.
-            self.folder = folders.free(self.folder)
-            return lost(self.spec, self.folder, f"its folder cannot be read: {error.strerror or type(error).__name__}")
+            # Only this folder is affected, so the sweep continues without its contents.
+            self.folder = folders.free_path(self.folder)
+            return lost_record(
+                self.spec, self.folder, f"its folder cannot be read: {error.strerror or type(error).__name__}"
+            )
 
-    def _composed(self, code: int, duration: float) -> Record:
-        harm = folders.mend(self.folder)
+    def _build_record(self, code: int, duration: float) -> Record:
+        harm = folders.repair(self.folder)
         seen, unreadable, problem = self._observation()
         record = Record(
             spec=self.spec,
@@ -293,38 +301,38 @@ class Running:
                 signal=_signal_name(-code) if code < 0 else None,
                 started_at=self.started_at,
                 duration=duration,
-                stdout=_kept(self.folder, "stdout", self.spec.setting.output),
-                stderr=_kept(self.folder, "stderr", self.spec.setting.output),
+                stdout=_store_output(self.folder, "stdout", self.spec.setting.output),
+                stderr=_store_output(self.folder, "stderr", self.spec.setting.output),
                 unreadable=unreadable,
             ),
         )
-        _leave(self.folder, record)
+        _write_record(self.folder, record)
         return record
 
     def _outcome(self, code: int, seen: Observation | None, problem: str, harm: str) -> Outcome:
         if self._ended_for is not None:
             return self._ended_for
         if code == -KILL and kernel_kills() > self._kills_before:
-            return _ended("out_of_memory", self._phase(), "ended by the kernel, which was out of memory")
+            return _make_outcome("out_of_memory", self._phase(), "ended by the kernel, which was out of memory")
         if code < 0:
-            return _ended("died", self._phase(), _signal_name(-code))
+            return _make_outcome("died", self._phase(), _signal_name(-code))
         if harm:
-            # What the worker says after that depends on who started it: root may read all the same.
-            return _ended("died", None, harm)
-        if code == 1 and seen is None and self._unobserved():
-            return _ended("not_observed", self._phase(), self._unobserved())
+            # The worker's report then depends on the user: root could read the folder anyway.
+            return _make_outcome("died", None, harm)
+        if code == 1 and seen is None and self._unobserved_reason():
+            return _make_outcome("not_observed", self._phase(), self._unobserved_reason())
         if code != 0:
-            return _ended("died", self._phase(), f"exit {code}")
+            return _make_outcome("died", self._phase(), f"exit {code}")
         if seen is None:
-            return _ended("died", self._phase(), f"exit 0, {problem}")
+            return _make_outcome("died", self._phase(), f"exit 0, {problem}")
         return seen.outcome
 
-    def _unobserved(self) -> str:
-        """Why the worker says that it could leave no observation. Empty if it says nothing."""
-        return folders.read(self.folder / UNOBSERVED, LONGEST_REASON) or ""
+    def _unobserved_reason(self) -> str:
+        """Return the worker's reason for leaving no observation. Empty if it gave none."""
+        return folders.read_file(self.folder / UNOBSERVED, LONGEST_REASON) or ""
 
     def _observation(self) -> tuple[Observation | None, Output | None, str]:
-        """The observation, or what is there instead and why it cannot be read."""
+        """Return the observation, or the stored unreadable file, if there is one, and why it cannot be read."""
         path = self.folder / "observation.json"
         if not path.is_file():
             return None, None, "without an observation"
@@ -333,63 +341,65 @@ class Running:
                 raise RecordError(f"it has more than {LARGEST_OBSERVATION} bytes")
             seen = Observation.from_json(parse(path.read_text(encoding="utf-8")))
             refuse_malformed(seen)
-            refuse_excess_seen(seen)
+            refuse_excess_observation(seen)
             refuse_missing_blobs(seen, self.folder / "blobs")
         except (RecordError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            output = _kept(self.folder, "observation.json", self.spec.setting.output)
+            output = _store_output(self.folder, "observation.json", self.spec.setting.output)
             return None, output, f"with an observation that cannot be read: {error}"
         else:
             return seen, None, ""
 
 
-def not_run(spec: Spec, folder: Path, need: str) -> Record:
-    """The record of a case that was not started because `need` is missing."""
+def not_run_record(spec: Spec, folder: Path, need: str) -> Record:
+    """Write and return the record of a case that was not started because the requirement `need` is not met."""
     folder.mkdir(parents=True)
-    return _without_process(spec, folder, _ended("not_run", None, f"needs {need}"))
+    return _record_without_process(spec, folder, _make_outcome("not_run", None, f"needs {need}"))
 
 
-def lost(spec: Spec, folder: Path, why: str) -> Record:
-    """The record, in a new folder, of a case of which nothing else is left: its process was lost more than once, or
-    its folder cannot be read, which is likely its own doing.
+def lost_record(spec: Spec, folder: Path, why: str) -> Record:
+    """Write, in a new folder, and return the record of a case that left nothing else.
+
+    Its process was lost more than once, or its folder cannot be read, most likely because of what the case did.
     """
     folder.mkdir(parents=True)
-    return _without_process(spec, folder, _ended("died", None, why))
+    return _record_without_process(spec, folder, _make_outcome("died", None, why))
 
 
-def composed(scratch: Path) -> list[Path]:
-    """Folders below `scratch` that hold a record, as a driver that was killed has left them, put right again. What a
-    case that was at work then has made of its own is none.
+def record_folders(scratch: Path) -> list[Path]:
+    """Return the folders below `scratch` with a complete record that a killed driver left, with permissions restored.
+
+    Symbolic links and records over `LARGEST_RECORD` bytes, which a case may have made, are skipped.
     """
     found = []
-    folders.allow(scratch)
+    folders.restore_rights(scratch)
     for folder in sorted(scratch.iterdir() if scratch.is_dir() else ()):
-        if not folder.is_symlink() and 0 <= folders.length(folder / "record.json") <= LARGEST_RECORD:
+        if not folder.is_symlink() and 0 <= folders.file_size(folder / "record.json") <= LARGEST_RECORD:
             with contextlib.suppress(OSError):
-                folders.mend(folder)
+                folders.repair(folder)
                 found.append(folder)
     return found
 
 
-def _without_process(spec: Spec, folder: Path, outcome: Outcome) -> Record:
+def _record_without_process(spec: Spec, folder: Path, outcome: Outcome) -> Record:
     (folder / "blobs").mkdir()
     nothing = Output(digest(b""), 0, 0)
     record = Record(
         spec=spec,
         outcome=outcome,
         observation=None,
-        ending=Ending(None, None, now(), 0.0, nothing, nothing, None),
+        ending=Ending(None, None, utc_now(), 0.0, nothing, nothing, None),
     )
     (folder / "blobs" / digest(b"")).touch()
-    _leave(folder, record)
+    _write_record(folder, record)
     return record
 
 
-def now() -> str:
-    """The time, UTC, RFC 3339, to the millisecond."""
+def utc_now() -> str:
+    """Return the current time in UTC, as RFC 3339 with milliseconds."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _ended(kind: str, phase: str | None, detail: str) -> Outcome:
+def _make_outcome(kind: str, phase: str | None, detail: str) -> Outcome:
     return Outcome(kind, phase, None, (), None, None, detail)
 
 
@@ -400,10 +410,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _end_strays(folder: Path) -> None:
-    """End what a case started and took out of its process group: its environment still names the folder.
+def _end_orphans(folder: Path) -> None:
+    """End processes that a case started and moved out of its process group: their environment still names the folder.
 
-    Linux only. What clears its environment as well is not found; a fork server ends its own strays.
+    Linux only. Processes that also cleared their environment are not found; a fork server ends its own orphans.
     """
     mark = b"TMPDIR=" + os.fsencode(folder / "tmp")
     try:
@@ -416,8 +426,8 @@ def _end_strays(folder: Path) -> None:
                 os.kill(int(name), KILL)
 
 
-def _kept(folder: Path, name: str, limit: int) -> Output:
-    """Copy what a process wrote into `blobs/`, its middle cut out visibly beyond `limit` bytes."""
+def _store_output(folder: Path, name: str, limit: int) -> Output:
+    """Copy a file that a process wrote into `blobs/`; beyond `limit` bytes, its middle is cut out and marked."""
     path = folder / name
     written = path.stat().st_size
     with path.open("rb") as file:
@@ -434,32 +444,32 @@ def _head_and_tail(file: IO[bytes], written: int, limit: int) -> bytes:
     return head + b"\n[%d bytes cut here]\n" % (written - 2 * half) + file.read(half)
 
 
-def _leave(folder: Path, record: Record) -> None:
-    """Write the record into its folder, durable and all at once, and what needs no keeping out of it."""
-    beside = folder / "record.part"
-    with beside.open("w", encoding="utf-8", newline="") as file:
+def _write_record(folder: Path, record: Record) -> None:
+    """Write the record into its folder, atomically and synced to disk."""
+    partial = folder / "record.part"
+    with partial.open("w", encoding="utf-8", newline="") as file:
         file.write(record.text())
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(folder / "record.json")
+    partial.replace(folder / "record.json")
 
 
 def describe(root: Path, python: str, target: Path, variables: Mapping[str, str]) -> Any:
-    """Ask the interpreter which scenarios there are and what machine it sees.
+    """Return, as parsed JSON, the scenarios and the machine facts that an interpreter reports.
 
     Raises LaunchError if it does not answer.
     """
     named = python or sys.executable
     program = root / "experiments" / "worker" / "__main__.py"
-    # Its words go to a file: a scenario that leaves a process behind could keep a pipe open for ever.
-    with tempfile.TemporaryFile() as said:
+    # stderr goes to a file: a process left behind by a scenario could keep a pipe open forever.
+    with tempfile.TemporaryFile() as stderr:
         try:
             process = _Interpreter(
                 subprocess.Popen(
                     [named, str(program), "--describe", str(target)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=said,
+                    stderr=stderr,
                     env=environment(1, 0, variables),
                     start_new_session=True,
                 )
@@ -473,12 +483,12 @@ def describe(root: Path, python: str, target: Path, variables: Mapping[str, str]
                     raise LaunchError(f"{named} did not list the scenarios within {LONGEST_LISTING:g} seconds")
                 time.sleep(0.01)
         finally:
-            # It may be waiting, in a process of its own, for a file that never ends importing.
+            # It may still be importing a scenario file that never ends.
             if process.poll() is None:
                 end_group(process.pid, KILL)
             process.close()
-        said.seek(0)
-        lines = said.read().decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"]
+        stderr.seek(0)
+        lines = stderr.read().decode("utf-8", "backslashreplace").strip().splitlines() or ["it said nothing"]
     if status or not target.is_file():
         raise LaunchError(f"{named} could not list the scenarios: {lines[-1]}")
     return parse(target.read_text(encoding="utf-8"))

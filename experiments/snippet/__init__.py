@@ -1,1 +1,1 @@
-"""Prints one case as a script to paste, after running it."""
+"""Print one case as a self-contained script, after checking it."""

@@ -1,14 +1,14 @@
-"""One case as a file to paste: torch only, nothing of this project.
+"""Print one case as a self-contained script, a snippet: it needs torch only, nothing of this project.
 
     python -m experiments.snippet SCENARIO CASE [--seed N] [--threads N] [--unchecked]
 
-The snippet carries over everything at the top of the scenario file that the case may depend on, calls the case as a
-worker does, and prints what it gives: output, gradients, observed values and, for a case that is compared, the largest
-differences from its reference. An exception comes out as it is.
+The snippet contains all module-level code of the scenario file that the case may depend on, calls the case as a worker
+does, and prints the results: output, gradients, observed values and, for a case that is compared, the largest
+differences from its reference. Exceptions are not caught.
 
-Before it is printed it is run beside the case, each in a process of its own, which takes some seconds. A snippet that
-does not give the case's own outcome is refused. Exit status 0; 2 if there is no such scenario or case, or if the
-snippet is refused: the reason is on stderr, and nothing on stdout. A case that cannot run here is printed unchecked.
+Before it is printed, the snippet and the case are run, each in its own process, which takes some seconds. A snippet
+with another outcome than the case is refused. Exit status 0; 2 if there is no such scenario or case, or if the
+snippet is refused: the reason goes to stderr, and nothing to stdout. A case that cannot run here is printed unchecked.
 """
 
 from __future__ import annotations
@@ -31,40 +31,42 @@ from .source import SnippetError
 from .text import Snippet, Wanted, snippet
 
 TIMEOUT = 120.0
-"""Seconds that a case may take that names no limit, as in a sweep."""
+"""Time limit in seconds of a case that sets none, as in a sweep."""
 MEMORY = 8 * 2**30
-"""Bytes of resident memory that a case may take that names no limit, as in a sweep."""
+"""Memory limit in bytes of a case that sets none, as in a sweep."""
 COMPARED = ("agrees", "differs")
-"""Expectations that are about the reference."""
+"""Expectations that compare with the reference."""
 ASIDE = {
     "peaks": "Memory is measured in a recorded run, not here.",
     "holds": "Memory is measured in a recorded run, not here.",
     "recomputes_without": "Which operators a recomputation runs is seen in a profiled run, not here.",
 }
-"""What a snippet does not show of an expectation."""
+"""Notes on expectations that a snippet does not show."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A case in one variant, and where it runs."""
+    """A case in one variant on one device."""
 
     entry: Entry
     case: Mapping[str, Any]
-    """As the catalogue has it."""
+    """As described in the catalogue."""
     parameters: Mapping[str, Any]
     dtype: str
     device: str
 
     @property
     def label(self) -> str:
+        """The case name with its variant."""
         return case_label(self.case["name"], self.parameters, self.dtype, self.dtype)
 
-    def expects(self, *kinds: str) -> list[Mapping[str, Any]]:
+    def expectations(self, *kinds: str) -> list[Mapping[str, Any]]:
+        """Return the expectations of these kinds."""
         return [one for one in self.case["expectations"] if one["kind"] in kinds]
 
     def reference(self) -> Found | None:
-        """What the case is compared with, in its own variant. None if nothing is expected of that."""
-        if not self.expects(*COMPARED):
+        """Return the reference in the variant of this case. None if the case is not compared with it."""
+        if not self.expectations(*COMPARED):
             return None
         name = self.case["reference"]
         found = next((one for one in self.entry.references(self.device) if name in (None, one["name"])), None)
@@ -74,9 +76,10 @@ class Found:
         return Found(self.entry, found, parameters, self.dtype, self.device)
 
 
-def find(entry: Entry, wanted: str) -> Found:
-    """The case of a label such as ``case[dtype=float16,size=small]``; a bare case name is its first variant,
-    on the CPU if it has one there. Raises CatalogueError if there is none.
+def find_case(entry: Entry, wanted: str) -> Found:
+    """Return the case with a label such as ``case[dtype=float16,size=small]``.
+
+    A bare case name selects its first variant, on the CPU if there is one. Raises CatalogueError if there is none.
     """
     labels: dict[str, Found] = {}
     for case in sorted(entry.cases, key=_device):
@@ -96,7 +99,7 @@ def _device(case: Mapping[str, Any]) -> str:
 
 
 def _reference_variants(entry: Entry, reference: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A reference takes the variants of the cases that are compared with it, as far as it depends on them."""
+    """Yield the variants of a reference: those of its cases, reduced to the parameters that it takes."""
     others = sorted((case for case in entry.cases if case["role"] != "reference"), key=_device)
     for variant in [variant for case in others for variant in case["variants"]]:
         taken = {name: value for name, value in variant["parameters"].items() if name in reference["takes"]}
@@ -105,8 +108,8 @@ def _reference_variants(entry: Entry, reference: Mapping[str, Any]) -> Iterator[
         yield {"parameters": {}, "dtype": "float32"}
 
 
-def written(found: Found, source: str, seed: int, threads: int) -> Snippet:
-    """The snippet of a case. Raises SnippetError if there can be none."""
+def write_snippet(found: Found, source: str, seed: int, threads: int) -> Snippet:
+    """Return the snippet of a case. Raises SnippetError if it cannot be written without this project."""
     reference = found.reference()
     wanted = Wanted(
         case=found.case["name"],
@@ -119,13 +122,13 @@ def written(found: Found, source: str, seed: int, threads: int) -> Snippet:
         warm_up=found.case["warm_up"],
         reference=None if reference is None else reference.case["name"],
         reference_parameters={} if reference is None else reference.parameters,
-        switches=[one["name"] for one in found.expects("state_differs")],
+        switches=[one["name"] for one in found.expectations("state_differs")],
     )
     return snippet(source, wanted)
 
 
-def asked(found: Found, seed: int, threads: int) -> Spec:
-    """What a worker is asked to run the case by, as a sweep would."""
+def case_spec(found: Found, seed: int, threads: int) -> Spec:
+    """Return the spec that runs the case in a worker as a sweep would."""
     entry, case = found.entry, found.case
     question = Question(
         scenario=entry.name,
@@ -174,28 +177,30 @@ def asked(found: Found, seed: int, threads: int) -> Spec:
 # The command.
 
 
-def checked(found: Found, made: Snippet, known: Catalogue, seed: int, threads: int, root: Path) -> list[str]:
-    """What the comment above the snippet says of running it. Raises SnippetError if it is not what the case is."""
-    spec, reference = asked(found, seed, threads), found.reference()
-    missing = requirements.missing([spec], known.machine, Path(tempfile.gettempdir()))
+def check_comment(found: Found, made: Snippet, known: Catalogue, seed: int, threads: int, root: Path) -> list[str]:
+    """Check a snippet and return comment lines with the result. Raises SnippetError if it differs from its case."""
+    spec, reference = case_spec(found, seed, threads), found.reference()
+    missing = requirements.missing_needs([spec], known.machine, Path(tempfile.gettempdir()))
     if missing:
         return [f"It could not be run here: it needs {missing[spec.digest()]}. Nobody has checked it."]
     print("snippet: running the case and the snippet to compare (some seconds)", file=sys.stderr)
-    own = None if reference is None else asked(reference, seed, threads)
+    own = None if reference is None else case_spec(reference, seed, threads)
     result = check.check(made, spec, own, root)
     if result.difference:
         raise SnippetError(f"the snippet does not repeat its case: {result.difference}; --unchecked prints it anyway")
-    return [f"Run on torch {known.machine['torch']['version']}, Python {sys.version.split()[0]}: {_low(result.seen)}"]
+    torch = known.machine["torch"]["version"]
+    return [f"Run on torch {torch}, Python {sys.version.split()[0]}: {_lower_first(result.seen)}"]
 
 
-def _low(sentence: str) -> str:
+def _lower_first(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     options = _parser().parse_args(arguments)
     try:
-        text = _printed(options)
+        text = _snippet_text(options)
     except (CatalogueError, SnippetError, requirements.NeedError, errors.LaunchError) as error:
         print(f"snippet: {error}", file=sys.stderr)
         return 2
@@ -218,25 +223,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _printed(options: argparse.Namespace) -> str:
-    """The text, with what is known of it as a comment above."""
-    known = catalogue.cached()
-    entry = _entry(known, options)
-    found = find(entry, options.case)
+def _snippet_text(options: argparse.Namespace) -> str:
+    """Return the text of the snippet below a comment on what is known about it."""
+    known = catalogue.read_cached()
+    entry = _find_entry(known, options)
+    found = find_case(entry, options.case)
     path = catalogue.ROOT / "experiments" / "scenarios" / f"{entry.name}.py"
     threads = entry.threads if options.threads is None else options.threads
-    made = written(found, path.read_bytes().decode("utf-8-sig"), options.seed, threads)
+    made = write_snippet(found, path.read_bytes().decode("utf-8-sig"), options.seed, threads)
     if options.unchecked:
         known_of_it = ["Nobody has checked that it does what the case does: it was asked for unchecked."]
     else:
-        known_of_it = checked(found, made, known, options.seed, threads, catalogue.ROOT)
-    aside = dict.fromkeys(ASIDE[one["kind"]] for one in found.expects(*ASIDE))
+        known_of_it = check_comment(found, made, known, options.seed, threads, catalogue.ROOT)
+    aside = dict.fromkeys(ASIDE[one["kind"]] for one in found.expectations(*ASIDE))
     needed = " and ".join(made.needs) or "nothing else"
-    return made.headed([f"One case as a file of its own: it needs torch and {needed}.", *known_of_it, *aside])
+    return made.add_header([f"One case as a file of its own: it needs torch and {needed}.", *known_of_it, *aside])
 
 
-def _entry(known: Catalogue, options: argparse.Namespace) -> Entry:
-    """The scenario of exactly this name, or the only one that the name matches as a pattern."""
+def _find_entry(known: Catalogue, options: argparse.Namespace) -> Entry:
+    """Return the scenario with exactly this name, or the only one that matches it as a pattern."""
     if not (options.scenario and options.case):
         raise CatalogueError("name a scenario and a case, as in make snippet SCENARIO=family/name CASE=name")
     exact = [entry for entry in known.entries if entry.name == options.scenario]
@@ -249,4 +254,4 @@ def _entry(known: Catalogue, options: argparse.Namespace) -> Entry:
 
 
 if __name__ == "__main__":
-    sys.exit(streams.status("snippet", main))
+    sys.exit(streams.run_program("snippet", main))

@@ -1,11 +1,11 @@
-"""Runs a snippet in a process of its own and keeps what a worker keeps of a case, so that both can be compared.
+"""Run a snippet in its own process and observe it as a worker observes a case, so that both can be compared.
 
     python .../experiments/snippet/run.py FOLDER
 
-Started in the worker's place, with its folder: beside ``spec.json`` there are ``snippet.py``, the text exactly as it
-is pasted, and ``snippet.json``, which says what in it is what (`snippet_text.Snippet`). The text runs as the program
-that it is meant to be, without this project; the functions that it calls with inputs and observed values are listened
-to. At the end ``observation.json`` is there. Exit status 0, whatever the snippet raises.
+Started in place of the worker, with its folder: next to ``spec.json`` there are ``snippet.py``, the exact text, and
+``snippet.json``, which describes its parts (`snippet.text.Snippet`). The text runs as a program, without this project;
+listeners wrap the functions that it calls with inputs and observed values. At the end ``observation.json`` is written.
+Exit status 0, whatever the snippet raises.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "experiments"
 
 
-def mount() -> None:
-    """Make `experiments` the package around this file, and the folder of this file no place to import from."""
+def mount_package() -> None:
+    """Import `experiments` from the folder around this file, and take this file's own folder off the import path."""
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
     package = ROOT / PACKAGE
@@ -39,8 +39,8 @@ def mount() -> None:
 
 
 @contextlib.contextmanager
-def without_project() -> Any:
-    """Nothing of this project is there to be imported."""
+def hide_project() -> Any:
+    """Hide the modules of this project from imports inside the block."""
     ours = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
     away = {name: sys.modules.pop(name) for name in ours}
     try:
@@ -50,7 +50,7 @@ def without_project() -> Any:
 
 
 class Pasted:
-    """A snippet, run once and listened to."""
+    """A snippet that is run once and observed."""
 
     def __init__(self, folder: Path) -> None:
 
@@ -60,17 +60,17 @@ class Pasted:
 
         spec = Spec.from_json(parse((folder / "spec.json").read_text(encoding="utf-8")))
         self.path, self.parts = folder / "snippet.py", json.loads((folder / "snippet.json").read_text("utf-8"))
-        self.worker = case._Run(spec, folder, ROOT)  # noqa: SLF001 - what is kept must be what it keeps
+        self.worker = case._Run(spec, folder, ROOT)  # noqa: SLF001 - tensors must be kept exactly as a worker does
         self.module = types.ModuleType("__main__")
         self.module.__file__ = str(self.path)
-        self.absent = tensors.absent
+        self.absent = tensors.absent_tensor
         self.listens = True
-        """Not while another than the case itself runs: its warm-up, its reference."""
+        """False while something other than the case itself runs: its warm-up or its reference."""
         self.runs = 0
         self.inputs = 0
 
     def observation(self) -> Any:
-        """What a worker would have observed of the case. Tensors of its reference have roles of their own."""
+        """Run the snippet and return what a worker would observe. Tensors of the reference have separate roles."""
         from experiments.core.observation import Observation  # noqa: PLC0415 - as above
         from experiments.worker import switches  # noqa: PLC0415 - as above
 
@@ -78,7 +78,7 @@ class Pasted:
         self._run()
         after = switches.snapshot()
         for name, value in self.worker.outputs:
-            self._keep("output", name, value)
+            self._keep_tensor("output", name, value)
         return Observation(
             outcome=self.worker.outcome,
             tensors=tuple(self.worker.kept.values()),
@@ -95,17 +95,17 @@ class Pasted:
         from experiments.worker import exceptions  # noqa: PLC0415 - as above
 
         try:
-            with without_project():
+            with hide_project():
                 sys.modules["__main__"] = self.module
-                exec(self._code(), self.module.__dict__)  # noqa: S102 - running it is the point
-        except BaseException as error:  # noqa: BLE001 - whatever the snippet raises is what is asked
-            self.worker.outcome = exceptions.outcome(error, self._phase(error), ROOT, str(self.path))
+                exec(self._compile_code(), self.module.__dict__)  # noqa: S102 - running it is the point
+        except BaseException as error:  # noqa: BLE001 - whatever the snippet raises is its outcome
+            self.worker.outcome = exceptions.raised_outcome(error, self._phase(error), ROOT, str(self.path))
             return
         if self.parts["run"] is None:
-            self._take_spread()
+            self._keep_inline_results()
 
     def _phase(self, error: BaseException) -> str:
-        """The phase of the first line, from outside, that belongs to one."""
+        """Return the phase of the outermost line of the traceback that belongs to one."""
         trace = error.__traceback__
         while trace is not None:
             phase: str | None = self.parts["phases"].get(str(trace.tb_lineno))
@@ -114,87 +114,88 @@ class Pasted:
             trace = trace.tb_next
         return "inputs"
 
-    def _code(self) -> types.CodeType:
-        """The text as it stands, with its functions listened to from where they are defined."""
+    def _compile_code(self) -> types.CodeType:
+        """Compile the text, with listeners wrapped around its functions right after their definitions."""
         tree = ast.parse(self.path.read_text(encoding="utf-8"), str(self.path))
-        listeners: dict[str, Callable[[Any], Any]] = {self.parts["prepared"]: self._inputs_of}
-        listeners.update(dict.fromkeys(self.parts["observes"], self._observes))
+        listeners: dict[str, Callable[[Any], Any]] = {self.parts["prepared"]: self._listen_to_inputs}
+        listeners.update(dict.fromkeys(self.parts["observes"], self._listen_to_values))
         if self.parts["run"] is not None:
-            listeners[self.parts["run"]] = self._results_of
+            listeners[self.parts["run"]] = self._listen_to_results
         body: list[ast.stmt] = []
         for node in tree.body:
             body.append(node)
             if isinstance(node, ast.FunctionDef) and node.name in listeners:
                 self.module.__dict__[f"listen to {node.name}"] = listeners[node.name]
-                listened = ast.Name(f"listen to {node.name}", ast.Load())
-                call = ast.Call(listened, [ast.Name(node.name, ast.Load())], [])
+                listener = ast.Name(f"listen to {node.name}", ast.Load())
+                call = ast.Call(listener, [ast.Name(node.name, ast.Load())], [])
                 body.append(ast.copy_location(ast.Assign([ast.Name(node.name, ast.Store())], call), node))
         tree.body = body
         return compile(ast.fix_missing_locations(tree), str(self.path), "exec", dont_inherit=True)
 
-    def _inputs_of(self, prepared: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def listened(tensor: Any) -> Any:
+    def _listen_to_inputs(self, prepared: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def listener(tensor: Any) -> Any:
             made = prepared(tensor)
             if self.listens:
-                self._keep("input", str(self.inputs), made)
+                self._keep_tensor("input", str(self.inputs), made)
                 self.inputs += 1
             return made
 
-        return listened
+        return listener
 
-    def _observes(self, observe: Callable[..., Any]) -> Callable[..., Any]:
-        def listened(name: str, value: Any, *, measurement: bool = False, tolerance: float | None = None) -> None:
+    def _listen_to_values(self, observe: Callable[..., Any]) -> Callable[..., Any]:
+        def listener(name: str, value: Any, *, measurement: bool = False, tolerance: float | None = None) -> None:
             if self.listens:
                 self.worker._hear(name, value, "measurement" if measurement else "evidence", tolerance)  # noqa: SLF001
             observe(name, value)
 
-        return listened
+        return listener
 
-    def _results_of(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def listened(case: Any, **parameters: Any) -> Any:
+    def _listen_to_results(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def listener(case: Any, **parameters: Any) -> Any:
             place = self.runs - int(self.parts["warm_up"])
             self.runs += 1
             self.listens = place == 0
             made = run(case, **parameters)
             self.listens = False
             if place >= 0:
-                self._take(made, "reference " if place else "")
+                self._keep_results(made, "reference " if place else "")
             return made
 
-        return listened
+        return listener
 
-    def _take(self, made: Mapping[str, Any], whose: str) -> None:
-        """The tensors that `run` gives, as a worker names them."""
+    def _keep_results(self, made: Mapping[str, Any], whose: str) -> None:
+        """Keep the tensors that `run` returns under the names that a worker uses."""
         for key, tensor in made.items():
             role, _, name = key.partition(" of ") if key.startswith("gradient of ") else key.partition(" ")
             if role == "observed" and not whose:
-                continue  # Heard already.
+                continue  # Recorded by the listener already.
             role, name = ("output", name or "loss") if role != "gradient" else (role, name)
             if role == "gradient" or tensor is not None:
-                self._keep(f"{whose}{role}", name, tensor)
+                self._keep_tensor(f"{whose}{role}", name, tensor)
 
-    def _take_spread(self) -> None:
+    def _keep_inline_results(self) -> None:
         given, total = (self.module.__dict__[self.parts[name]] for name in ("given", "total"))
         made = {f"gradient of {name}": tensor.grad for name, tensor in given.items() if tensor.requires_grad}
-        self._take({**made, "output": total}, "")
+        self._keep_results({**made, "output": total}, "")
 
-    def _keep(self, role: str, name: str, tensor: Any) -> None:
+    def _keep_tensor(self, role: str, name: str, tensor: Any) -> None:
         if tensor is None:
             self.worker.kept[role, name] = self.absent(role, name)
             return
-        # A case may observe what cannot be kept; then its own record lacks it as well.
+        # A case may have tensors that cannot be stored; then its own record lacks them as well.
         with contextlib.suppress(Exception):
-            self.worker._keep(role, name, tensor)  # noqa: SLF001 - as above
+            self.worker._keep_tensor(role, name, tensor)  # noqa: SLF001 - as above
 
 
 def main(arguments: list[str]) -> int:
-    mount()
+    """Run the snippet in the folder that is the first argument."""
+    mount_package()
     from experiments.core.canonical_json import canonical  # noqa: PLC0415 - as above
     from experiments.worker import __main__ as worker  # noqa: PLC0415 - as above
     from experiments.worker import limits  # noqa: PLC0415 - as above
 
     folder, process = Path(arguments[0]).resolve(), os.getpid()
-    worker._end_group_with_parent(worker._own_stdin(), str(folder))  # noqa: SLF001 - it starts as a worker does
+    worker._end_group_with_parent(worker._take_stdin(), str(folder))  # noqa: SLF001 - it starts as a worker does
     limits.apply(folder)
     text = canonical(Pasted(folder).observation().to_json())
     if os.getpid() == process:

@@ -1,8 +1,8 @@
-"""What a snippet carries over from a scenario file: everything that its case may depend on, as it stands there.
+"""Select the code that a snippet takes from a scenario file: everything that its case may depend on, unchanged.
 
-Left out is only what certainly changes nothing: the project's import, the `scenario =` line and the marks, and
-functions, classes, constants and imports of the standard library that nothing kept uses. A statement that does
-something (a seed, a switch, a registration, an `if` or `try`) stays, with all that it names.
+Only code that certainly has no effect is left out: the project's import, the `scenario =` line and the marks, and
+unused functions, classes, constants and imports of the standard library. A statement with an effect (a seed, a
+switch, a registration, an `if` or `try`) stays, with everything that it names.
 """
 
 from __future__ import annotations
@@ -21,78 +21,78 @@ Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 Definition = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef]
 
 COOKIE = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*[-\w.]+")
-"""What would say in another encoding than UTF-8 how the file is to be read (PEP 263)."""
+"""An encoding declaration (PEP 263)."""
 SAFE_CALLS = frozenset(
     ("dict", "frozenset", "len", "list", "max", "min", "range", "set", "sorted", "sum", "tuple", "zip")
 )
-"""Builtins that do nothing but give a value."""
+"""Builtins whose call has no side effects."""
 SAFE_DECORATORS = ("torch.no_grad", "torch.enable_grad", "torch.inference_mode")
-"""Of torch; those of the standard library do nothing either but give a function."""
+"""Decorators of torch without side effects, like those of the standard library."""
 KNOWN = frozenset((*sys.stdlib_module_names, "torch", "functorch"))
-"""What is there wherever torch is."""
+"""Packages that are available wherever torch is."""
 ALL_NAMES = frozenset(("globals", "locals", "vars", "eval", "exec"))
-"""What may use any name of the file without naming it."""
+"""Builtins that may use any name of the file without naming it."""
 
 
 class SnippetError(Exception):
-    """A case that cannot be given as a file of its own. The message says why."""
+    """A case cannot be written as a file of its own. The message says why."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """The parts of a snippet that come from the scenario file."""
+    """The parts of a snippet that are taken from the scenario file."""
 
     opening: str
-    """Docstring and `__future__` imports, which no statement may precede."""
+    """Docstring and `__future__` imports, which must come first."""
     imports: str
-    """The imports at the top, without this project's."""
+    """The imports at the top, without those of this project."""
     body: str
-    """The rest, in its order."""
+    """The other statements, in their order."""
     observes: tuple[str, ...]
     """Names under which the kept part uses `observe`."""
     names: frozenset[str]
-    """Every name in it."""
+    """Every name in the kept part."""
     functions: Mapping[str, Function]
-    """Those of the file, by name; of several, the last."""
+    """Functions of the file by name; of several with one name, the last."""
     inputs: str
-    """Name of the function that makes the inputs."""
+    """Name of the function that creates the inputs."""
     generators: frozenset[str]
-    """Names of kept functions whose call gives a generator."""
+    """Names of kept functions that return a generator."""
     shuffles: bool
-    """Whether it has Python's `random`, whose state is beside torch's."""
+    """Whether it imports Python's `random`, whose state is separate from torch's."""
     needs: tuple[str, ...]
-    """Packages that it imports beside torch and the standard library."""
+    """Packages that it imports, except torch and the standard library."""
     spawns: bool
-    """Whether it speaks of processes that load the file again, which must not run it again."""
+    """Whether it may start processes that load the file again; these must not run the case again."""
 
 
 def carry(source: str, wanted: Sequence[str]) -> Carried:
-    """What the functions `wanted` and the inputs need of a file with this `source`.
+    """Return the parts of a file with this `source` that the functions `wanted` and the inputs need.
 
-    Raises SnippetError if one of them is no function of the file, or needs this project.
+    Raises SnippetError if one of them is not a function of the file, or needs this project.
     """
     text = source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     file = _File(text)
     for name in wanted:
         if name not in file.functions:
             raise SnippetError(f"the file defines no function {name} that could be carried over")
-    kept = file.kept({*wanted, file.inputs})
-    return _sorted_out(file, kept)
+    kept = file.select_statements({*wanted, file.inputs})
+    return _carried_parts(file, kept)
 
 
-def _sorted_out(file: _File, kept: Sequence[_Statement]) -> Carried:
+def _carried_parts(file: _File, kept: Sequence[_Statement]) -> Carried:
     opening = [one for one in kept if one.opens]
     rest = [one for one in kept if not one.opens]
     leading = next((at for at, one in enumerate(rest) if not one.is_plain_import()), len(rest))
     used = {name for one in kept for name in one.uses}
-    named = {part for one in kept for node in ast.walk(one.node) for part in _mentioned(node)}
+    named = {part for one in kept for node in ast.walk(one.node) for part in _mentioned_names(node)}
     generators = {
-        name for one in kept for name, node in _functions([one.node]) if yields(node) and not _is_managed(node)
+        name for one in kept for name, node in _functions([one.node]) if is_generator(node) and not _is_managed(node)
     }
     return Carried(
-        opening=_joined(opening),
-        imports=_joined(rest[:leading]),
-        body=_joined(rest[leading:]),
+        opening=_join_statements(opening),
+        imports=_join_statements(rest[:leading]),
+        body=_join_statements(rest[leading:]),
         observes=tuple(sorted(file.observes & used)),
         names=frozenset(named),
         functions=file.functions,
@@ -109,14 +109,14 @@ def _packages(kept: Sequence[_Statement]) -> set[str]:
     return {name for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for name in _modules(node)}
 
 
-def _joined(kept: Sequence[_Statement]) -> str:
+def _join_statements(kept: Sequence[_Statement]) -> str:
     made = ""
     for one in kept:
         made += ("\n" * one.gap if made else "") + one.text + "\n"
     return made
 
 
-def _mentioned(node: ast.AST) -> Iterator[str]:
+def _mentioned_names(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.arg):
@@ -130,8 +130,8 @@ def _mentioned(node: ast.AST) -> Iterator[str]:
 # Generators.
 
 
-def yields(function: Function) -> bool:
-    """Whether a call of it gives a generator: it yields itself, not a function inside it."""
+def is_generator(function: Function) -> bool:
+    """Whether the function returns a generator: it contains `yield` itself, not in a nested function."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
@@ -143,7 +143,7 @@ def yields(function: Function) -> bool:
 
 
 def _is_managed(function: Function) -> bool:
-    """Whether a decorator makes a context manager of the generator."""
+    """Whether a decorator turns the generator into a context manager."""
     return any("contextmanager" in ast.unparse(one) for one in function.decorator_list)
 
 
@@ -151,7 +151,7 @@ def _is_managed(function: Function) -> bool:
 
 
 class _File:
-    """The statements of a file, and which names are this project's."""
+    """A scenario file: its statements, and which names belong to this project."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -160,25 +160,25 @@ class _File:
         self._starts = [0]
         for line in self.lines:
             self._starts.append(self._starts[-1] + len(line) + 1)
-        self.observes, self.project = _imported(self.tree)
-        self.bound = {name for node in _scope(self.tree.body) for name in names(node)[1]}
-        self._spread()
+        self.observes, self.project = _imported_names(self.tree)
+        self.bound = {name for node in _loaded_statements(self.tree.body) for name in used_and_bound_names(node)[1]}
+        self._propagate_project()
         self.functions = dict(_functions(self.tree.body))
-        self.inputs = self._inputs()
+        self.inputs = self._find_inputs()
         self.statements = [_Statement(self, index) for index in range(len(self.tree.body))]
 
-    def _spread(self) -> None:
-        """Whatever is made from the project's names is the project's too."""
+    def _propagate_project(self) -> None:
+        """Add to `project` every name that is computed from one of its names."""
         before = -1
         while before != len(self.project):
             before = len(self.project)
-            for node in _scope(self.tree.body):
+            for node in _loaded_statements(self.tree.body):
                 if not isinstance(node, COMPOUND):
-                    used, bound = names(self.without_marks(node))
+                    used, bound = used_and_bound_names(self.strip_marks(node))
                     if used & self.project:
                         self.project |= bound
 
-    def _inputs(self) -> str:
+    def _find_inputs(self) -> str:
         for name, node in self.functions.items():
             for mark in node.decorator_list:
                 if isinstance(mark, ast.Attribute) and mark.attr == "inputs" and self.is_mark(mark):
@@ -188,24 +188,25 @@ class _File:
         raise SnippetError("no function of the file is marked as the one that makes the inputs")
 
     def is_mark(self, decorator: ast.expr) -> bool:
-        return _root(decorator) in self.project
+        """Whether the decorator is a mark of this project."""
+        return _root_name(decorator) in self.project
 
-    def is_projects(self, node: ast.stmt) -> bool:
-        """Whether it is about this project alone: its import, its objects, marks given by a call."""
+    def is_of_project(self, node: ast.stmt) -> bool:
+        """Whether the statement only concerns this project: its import, its objects, marks applied by a call."""
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             return _is_ours(node)
         if isinstance(node, COMPOUND) or not self.is_harmless(node):
             return False
-        return bool(names(self.without_marks(node))[0] & self.project)
+        return bool(used_and_bound_names(self.strip_marks(node))[0] & self.project)
 
-    def without_marks(self, node: ast.stmt) -> ast.stmt:
-        """A copy without marks, and with `pass` in the place of what is about this project alone."""
+    def strip_marks(self, node: ast.stmt) -> ast.stmt:
+        """Return a copy without marks, with `pass` in place of statements that only concern this project."""
         copy = ast.parse(ast.unparse(node)).body[0]
         _Stripped(self).visit(copy)
         return copy
 
-    def kept(self, wanted: set[str]) -> list[_Statement]:
-        """The statements that stay, in their order. Raises SnippetError if one of them needs the project."""
+    def select_statements(self, wanted: set[str]) -> list[_Statement]:
+        """Return the statements that are kept, in order. Raises SnippetError if one of them needs the project."""
         found = self._closure(wanted)
         if any(one.uses & ALL_NAMES for one in found):
             found = self._closure(wanted | self.bound)
@@ -214,7 +215,7 @@ class _File:
         return found
 
     def _refuse_project(self, one: _Statement) -> None:
-        """Raise SnippetError if the statement needs what no snippet has."""
+        """Raise SnippetError if the statement needs this project."""
         for name in sorted(one.uses & self.project):
             raise SnippetError(f"line {one.node.lineno} uses {name!r}, which is this project's, when it runs")
         for node in ast.walk(one.stripped):
@@ -227,22 +228,22 @@ class _File:
         while grown:
             grown = False
             for one in self.statements:
-                if one.index not in chosen and one.stays(wanted):
+                if one.index not in chosen and one.is_kept(wanted):
                     chosen.add(one.index)
                     wanted = wanted | one.uses | one.binds
                     grown = True
         return [self.statements[index] for index in sorted(chosen)]
 
     def offset(self, line: int, column: int) -> int:
-        """Position in the text of a line, from 1, and a column in UTF-8 bytes, as ast counts them."""
+        """Return the position in the text of a line, from 1, and a column in UTF-8 bytes, as ast counts them."""
         before = self.lines[line - 1].encode("utf-8")[:column].decode("utf-8")
         return self._starts[line - 1] + len(before)
 
     def is_harmless(self, node: ast.stmt) -> bool:
-        """Whether running it does certainly nothing but give names to values."""
+        """Whether running the statement certainly does nothing but bind names to values."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             defaults = [*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)]
-            return self._decorates_only(node) and all(map(self._is_value, defaults))
+            return self._has_safe_decorators(node) and all(map(self._is_value, defaults))
         if isinstance(node, ast.ClassDef):
             return self._is_plain_class(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -255,8 +256,8 @@ class _File:
             return isinstance(node.value, ast.Constant) or called
         return isinstance(node, ast.Pass)
 
-    def _decorates_only(self, node: Definition) -> bool:
-        """Whether no decorator does more than give another function: a registration does."""
+    def _has_safe_decorators(self, node: Definition) -> bool:
+        """Whether all decorators only return another function; one that registers the function does more."""
         return all(self.is_mark(one) or self._is_safe_decorator(one) for one in node.decorator_list)
 
     def _is_safe_decorator(self, decorator: ast.expr) -> bool:
@@ -271,7 +272,7 @@ class _File:
         root = called.partition(".")[0]
         if root not in self.bound:
             return hasattr(builtins, root)
-        imports = [one for one in _scope(self.tree.body) if root in names(one)[1]]
+        imports = [one for one in _loaded_statements(self.tree.body) if root in used_and_bound_names(one)[1]]
         return all(
             isinstance(one, (ast.Import, ast.ImportFrom))
             and all(module in sys.stdlib_module_names for module in _modules(one))
@@ -281,18 +282,18 @@ class _File:
     def _is_plain_class(self, node: ast.ClassDef) -> bool:
         hooked = "__init_subclass__" in self.text or "__set_name__" in self.text
         plain = not node.keywords and not hooked and all(map(self._is_value, node.bases))
-        return plain and self._decorates_only(node) and all(map(self.is_harmless, node.body))
+        return plain and self._has_safe_decorators(node) and all(map(self.is_harmless, node.body))
 
     def _is_value(self, node: ast.expr) -> bool:
-        """Whether evaluating it certainly does nothing but give a value."""
+        """Whether evaluating the expression certainly has no side effects."""
         if isinstance(node, ast.Lambda):
             return all(map(self._is_value, node.args.defaults))
         if isinstance(node, ast.Call):
-            root = _root(node)
+            root = _root_name(node)
             safe = isinstance(node.func, ast.Name) and root in SAFE_CALLS and root not in self.bound
             if not safe and root not in self.project:
                 return False
-            # What the project's objects are called with may be calls of them again.
+            # The arguments of calls to the project's objects may contain further such calls.
             return all(map(self._is_value, [*node.args, *(one.value for one in node.keywords)]))
         if not isinstance(node, VALUES):
             return False
@@ -328,51 +329,52 @@ COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.Match, ast.AsyncF
 
 
 class _Statement:
-    """One statement at the top of the file."""
+    """One module-level statement of the file."""
 
     def __init__(self, file: _File, index: int) -> None:
         self.file, self.index, self.node = file, index, file.tree.body[index]
         node = self.node
-        self.stripped = file.without_marks(node)
-        self.uses, self.binds = names(self.stripped)
+        self.stripped = file.strip_marks(node)
+        self.uses, self.binds = used_and_bound_names(self.stripped)
         is_docstring = index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         self.is_docstring = is_docstring and isinstance(node.value.value, str)  # type: ignore[attr-defined]
         self.opens = self.is_docstring or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
-    def stays(self, wanted: set[str]) -> bool:
+    def is_kept(self, wanted: set[str]) -> bool:
+        """Whether a snippet that needs the names `wanted` contains the statement."""
         if self.opens:
             return True
-        if self.file.is_projects(self.node) or _is_main_guard(self.node):
+        if self.file.is_of_project(self.node) or _is_main_guard(self.node):
             return False
         return not self.file.is_harmless(self.node) or bool(self.binds & wanted)
 
     def is_plain_import(self) -> bool:
-        """Whether it imports torch or the standard library, which no number of threads changes."""
+        """Whether it imports only torch or the standard library, which the number of threads does not affect."""
         return isinstance(self.node, (ast.Import, ast.ImportFrom)) and set(_modules(self.node)) <= KNOWN
 
     @property
     def gap(self) -> int:
-        """Empty lines before it, two at most."""
-        blank = [line.strip(" \t\f") == "" for line in self._before()]
+        """Number of empty lines before it, at most two."""
+        blank = [line.strip(" \t\f") == "" for line in self._lines_above()]
         return min(2, next((at for at, empty in enumerate(blank) if not empty), len(blank)))
 
     @property
     def text(self) -> str:
         """The statement with the comments above it, without marks."""
-        comments = [line for line in self._before()[self.gap :] if line.strip(" \t\f")[:1] in ("", "#")]
+        comments = [line for line in self._lines_above()[self.gap :] if line.strip(" \t\f")[:1] in ("", "#")]
         while comments and not comments[0].strip(" \t\f"):
             comments.pop(0)
         if self.index == 0:
             comments = [line for line in comments if not COOKIE.match(line)]
-        return "\n".join([*comments, self._without_marks()]).strip("\n")
+        return "\n".join([*comments, self._unmarked_text()]).strip("\n")
 
-    def _before(self) -> list[str]:
-        """The lines between the statement before it and this one."""
+    def _lines_above(self) -> list[str]:
+        """Return the lines between the previous statement and this one."""
         node, above = _first_line(self.file, self.node), self.index - 1
         last = self.file.tree.body[above].end_lineno if above >= 0 else 0
         return self.file.lines[last or 0 : node - 1]
 
-    def _without_marks(self) -> str:
+    def _unmarked_text(self) -> str:
         start, end = self._extent()
         made = self.file.text[start:end]
         for low, high, instead in sorted(_cuts(self.file, self.node), reverse=True):
@@ -380,7 +382,7 @@ class _Statement:
         return made
 
     def _extent(self) -> tuple[int, int]:
-        """From its first decorator to the end of its last line, unless another statement begins there."""
+        """Return its start, including decorators, and its end: that of its line unless another statement shares it."""
         file, node, body = self.file, self.node, self.file.tree.body
         first = _first_line(file, node)
         start = file.offset(first, node.col_offset if first == node.lineno else 0)
@@ -390,7 +392,7 @@ class _Statement:
 
 
 class _Stripped(ast.NodeTransformer):
-    """Takes marks off, and the project's own statements out."""
+    """Remove marks and the statements that only concern the project."""
 
     def __init__(self, file: _File) -> None:
         self.file = file
@@ -398,63 +400,67 @@ class _Stripped(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             node.decorator_list = [one for one in node.decorator_list if not self.file.is_mark(one)]
-            return _Listening().generic_visit(node)  # What else is inside runs later.
+            return _Listening().generic_visit(node)  # Everything else inside runs later.
         if isinstance(node, COMPOUND):
             for name, value in ast.iter_fields(node):
                 if isinstance(value, list):
-                    setattr(node, name, [self._inside(one) for one in value])
+                    setattr(node, name, [self._visit_nested(one) for one in value])
         return node
 
-    def _inside(self, node: ast.AST) -> ast.AST:
+    def _visit_nested(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.ExceptHandler, ast.match_case)):
-            node.body = [self._inside(one) for one in node.body]  # type: ignore[misc]
+            node.body = [self._visit_nested(one) for one in node.body]  # type: ignore[misc]
             return node
-        if isinstance(node, ast.stmt) and self.file.is_projects(node):
+        if isinstance(node, ast.stmt) and self.file.is_of_project(node):
             return ast.copy_location(ast.Pass(), node)
         return self.visit(node)
 
 
 class _Listening(ast.NodeTransformer):
-    """Takes out the import of `observe` inside a function: a snippet has it at the top."""
+    """Remove the import of `observe` inside a function: a snippet defines it at the top."""
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt:
-        return ast.copy_location(ast.Pass(), node) if _imports_observe(node) else node
+        return ast.copy_location(ast.Pass(), node) if _is_observe_import(node) else node
 
 
-def _imports_observe(node: ast.AST) -> bool:
-    """Whether it imports nothing but `observe` of this project, under its own name."""
+def _is_observe_import(node: ast.AST) -> bool:
+    """Whether it imports only `observe` of this project, under its own name."""
     if not isinstance(node, ast.ImportFrom) or not _is_ours(node):
         return False
     return all(alias.name == "observe" and alias.asname in (None, "observe") for alias in node.names)
 
 
 def _cuts(file: _File, node: ast.stmt, *, inside: bool = False) -> Iterator[tuple[int, int, str]]:
-    """What is cut out of the text of a statement, and what is put there."""
+    """Yield start, end and replacement of each part to cut out of a statement's text."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield from _mark_cuts(file, node)
-        yield from (_passed(file, one) for one in ast.walk(node) if _imports_observe(one) and isinstance(one, ast.stmt))
-    elif inside and file.is_projects(node):
-        yield _passed(file, node)
+        yield from (
+            _pass_replacement(file, one)
+            for one in ast.walk(node)
+            if _is_observe_import(one) and isinstance(one, ast.stmt)
+        )
+    elif inside and file.is_of_project(node):
+        yield _pass_replacement(file, node)
     elif isinstance(node, COMPOUND):
         for one in _bodies(node):
             yield from _cuts(file, one, inside=True)
 
 
-def _passed(file: _File, node: ast.stmt) -> tuple[int, int, str]:
+def _pass_replacement(file: _File, node: ast.stmt) -> tuple[int, int, str]:
     end = file.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
     return file.offset(node.lineno, node.col_offset), end, "pass"
 
 
 def _mark_cuts(file: _File, node: Definition) -> Iterator[tuple[int, int, str]]:
-    """The lines of each mark, from its own `@` to the next one or the definition."""
-    lines = [*(_at_line(file, one) for one in node.decorator_list), node.lineno]
+    """Yield the lines of each mark, from its `@` to the next one or the definition."""
+    lines = [*(_decorator_line(file, one) for one in node.decorator_list), node.lineno]
     for decorator, first, following in zip(node.decorator_list, lines, lines[1:]):
         if file.is_mark(decorator):
             yield file.offset(first, 0), file.offset(following, 0), ""
 
 
-def _at_line(file: _File, decorator: ast.expr) -> int:
-    """The line of the `@`, which may stand before a bracket and a line break."""
+def _decorator_line(file: _File, decorator: ast.expr) -> int:
+    """Return the line of the `@`, which a bracket and a line break may separate from the expression."""
     line = decorator.lineno
     while not file.lines[line - 1].lstrip(" \t\f").startswith("@"):
         line -= 1
@@ -463,14 +469,14 @@ def _at_line(file: _File, decorator: ast.expr) -> int:
 
 def _first_line(file: _File, node: ast.stmt) -> int:
     decorators = getattr(node, "decorator_list", [])
-    return _at_line(file, decorators[0]) if decorators else node.lineno
+    return _decorator_line(file, decorators[0]) if decorators else node.lineno
 
 
 # Names.
 
 
-def names(node: ast.stmt) -> tuple[set[str], set[str]]:
-    """Names of the file that a statement uses, anywhere in it, and those that it gives a value to."""
+def used_and_bound_names(node: ast.stmt) -> tuple[set[str], set[str]]:
+    """Return the global names that a statement uses, anywhere in it, and those that it binds."""
     table = symtable.symtable(ast.unparse(node), "<statement>", "exec")
     used = {one.get_name() for one in table.get_symbols() if one.is_referenced()}
     bound = {one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()}
@@ -485,11 +491,11 @@ def names(node: ast.stmt) -> tuple[set[str], set[str]]:
     return used, bound
 
 
-def _imported(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """Names under which the file has `observe`, and those of all else that is this project's."""
-    observes = {"observe" for node in ast.walk(tree) if _imports_observe(node)}
+def _imported_names(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Return the names under which the file has `observe`, and all other names that it imports from this project."""
+    observes = {"observe" for node in ast.walk(tree) if _is_observe_import(node)}
     project = {"scenario"}
-    for node in _scope(tree.body):
+    for node in _loaded_statements(tree.body):
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or not _is_ours(node):
             continue
         for alias in node.names:
@@ -504,12 +510,12 @@ def _imported(tree: ast.Module) -> tuple[set[str], set[str]]:
     return observes, project
 
 
-def _scope(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Every statement that runs when the file is loaded, not those of functions and classes."""
+def _loaded_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield every statement that runs when the file is loaded, not those inside functions and classes."""
     for node in body:
         yield node
         if isinstance(node, COMPOUND):
-            yield from _scope(list(_bodies(node)))
+            yield from _loaded_statements(list(_bodies(node)))
 
 
 def _bodies(node: ast.stmt) -> Iterator[ast.stmt]:
@@ -522,13 +528,13 @@ def _bodies(node: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def _functions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Function]]:
-    for node in _scope(body):
+    for node in _loaded_statements(body):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.name, node
 
 
 def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """The packages that are imported from; a dot for the file's own."""
+    """Return the top-level packages that are imported; a dot for a relative import."""
     if isinstance(node, ast.ImportFrom):
         return ["." if node.level else (node.module or "").partition(".")[0]]
     return [alias.name.partition(".")[0] for alias in node.names]
@@ -539,7 +545,7 @@ def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
-    """Whether it runs only where the file is the program, which it never is for a worker."""
+    """Whether the statement runs only if the file is the main program, which it never is in a worker."""
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
@@ -549,8 +555,8 @@ def _is_name(target: ast.expr) -> bool:
     return isinstance(target.value if isinstance(target, ast.Starred) else target, ast.Name)
 
 
-def _root(node: ast.expr) -> str:
-    """The name that an expression begins with. Empty if it begins with none."""
+def _root_name(node: ast.expr) -> str:
+    """Return the name that an expression begins with. Empty if it does not begin with a name."""
     while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

@@ -1,1 +1,1 @@
-"""The fresh process: a spec in, an observation out. Imports only the standard library and torch."""
+"""The worker process: it reads a spec and writes an observation. Imports only the standard library and torch."""

@@ -1,4 +1,4 @@
-"""Content by digest in the worker's folder, for the parent to take over."""
+"""Content-addressed blobs in the worker's folder, which the parent collects."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Blobs:
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, content: bytes) -> str:
-        """Keep `content` and return its digest."""
+        """Store `content` and return its digest."""
         name = hashlib.sha256(content).hexdigest()
         path = self.folder / name
         if not path.exists():
-            beside = self.folder / f"{name}.{os.getpid()}"
-            beside.write_bytes(content)
-            beside.replace(path)
+            partial = self.folder / f"{name}.{os.getpid()}"
+            partial.write_bytes(content)
+            partial.replace(path)
         return name

@@ -1,7 +1,7 @@
-"""What scenarios there are, asked of the interpreter that will run them.
+"""Catalogue of the scenarios, made by the interpreter that will run them.
 
-Each file is imported in a fork of its own where there are forks, so one that raises, hangs or crashes on
-import is listed as broken with its error and stops no other. Elsewhere only what raises is contained.
+Each file is imported in its own fork if the system has forks, so one that raises, hangs or crashes on import is listed
+as broken with its error and does not affect the others. Elsewhere only exceptions are contained.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-import torch.utils.checkpoint  # noqa: F401 - before the forks, so that each of them has it
+import torch.utils.checkpoint  # noqa: F401 - before the forks, so that each fork has it
 
 from ..core.canonical_json import canonical, digest, parse
 from ..core.expectations import expectation_to_json
@@ -26,35 +26,39 @@ from . import exceptions, machine, spawned
 
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 COMMON = ("torch._dynamo", "torch._dynamo.backends.common", "torch.nn.attention.flex_attention", "functorch.compile")
-"""What several scenario files import. None of it runs an operator."""
+"""Modules that several scenario files import. None of them runs an operator."""
 LONGEST_IMPORT = 60.0
 """Seconds that one scenario file may take to import."""
 
 
-def write(target: Path, root: Path) -> None:
+def write_catalogue(target: Path, root: Path) -> None:
     """Write machine facts and catalogue as canonical JSON to `target`."""
     folder = root / "experiments" / "scenarios"
     paths = [path for path in sorted(folder.rglob("*.py")) if not path.name.startswith("_")]
-    # Once, before the forks, instead of once in each of them: it takes a second.
+    # Once before the forks instead of once in each of them, since it takes a second.
     for name in COMMON:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    listed = [_entry(path, folder) for path in paths]
-    beside = target.with_suffix(".part")
+    listed = [_describe_file(path, folder) for path in paths]
+    partial = target.with_suffix(".part")
     text = canonical({"machine": machine.facts(os.environ), "scenarios": listed})
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(target)
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(target)
 
 
-def _entry(path: Path, folder: Path) -> dict[str, Any]:
+def _describe_file(path: Path, folder: Path) -> dict[str, Any]:
     name = path.relative_to(folder).with_suffix("").as_posix()
     entry = {"name": name, "source_digest": digest(path.read_bytes())}
-    described = _apart(lambda: _described(path)) if hasattr(os, "fork") else _contained(lambda: _described(path))
+    described = (
+        _call_in_fork(lambda: _describe_scenario(path))
+        if hasattr(os, "fork")
+        else _contain_errors(lambda: _describe_scenario(path))
+    )
     return {**entry, **described}
 
 
-def _described(path: Path) -> dict[str, Any]:
-    module = case_module.load(path, spawned.MODULE)
+def _describe_scenario(path: Path) -> dict[str, Any]:
+    module = case_module.load_module(path, spawned.MODULE)
     scenario: Scenario = module.scenario
     title, _, text = (module.__doc__ or "").strip().partition("\n")
     inputs = scenario.input_parameters()
@@ -67,12 +71,12 @@ def _described(path: Path) -> dict[str, Any]:
         "replays": scenario.replays,
         "suites": list(scenario.suites),
         "rounding": scenario.rounding,
-        "cases": [_case(case, inputs) for case in scenario.cases],
+        "cases": [_describe_case(case, inputs) for case in scenario.cases],
     }
 
 
-def _case(case: Case, inputs: tuple[str, ...]) -> dict[str, Any]:
-    # As the worker calls it, decorated or not.
+def _describe_case(case: Case, inputs: tuple[str, ...]) -> dict[str, Any]:
+    # The parameters of what the worker calls, decorated or not.
     named = [one.name for one in inspect.signature(case.run).parameters.values() if one.kind not in _COLLECTING]
     return {
         "name": case.name,
@@ -98,7 +102,7 @@ def _case(case: Case, inputs: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _broken(error: str) -> dict[str, Any]:
+def _broken_entry(error: str) -> dict[str, Any]:
     return {
         "error": error,
         "title": "",
@@ -112,41 +116,42 @@ def _broken(error: str) -> dict[str, Any]:
     }
 
 
-def _contained(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _contain_errors(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Call `describe` and return its result, or a broken entry if it raises."""
     try:
         made = describe()
         canonical(made)  # a parameter may be anything
     except BaseException as error:  # noqa: BLE001 - a scenario file may raise anything
-        return _broken(f"{type(error).__name__}: {exceptions.message(error)}")
+        return _broken_entry(f"{type(error).__name__}: {exceptions.error_message(error)}")
     else:
         return made
 
 
-def _apart(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Call `describe` in a fork and read its answer. torch has run no operator yet, so a fork is safe."""
+def _call_in_fork(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Call `describe` in a fork and return its result. torch has not run an operator yet, so a fork is safe."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(canonical(_contained(describe)).encode("utf-8"))
+            pipe.write(canonical(_contain_errors(describe)).encode("utf-8"))
         os._exit(0)
     os.close(writing)
     try:
-        answer = _read(reading, time.monotonic() + LONGEST_IMPORT)
+        answer = _read_pipe(reading, time.monotonic() + LONGEST_IMPORT)
     finally:
         os.close(reading)
-        status = _ended(child)
+        status = _reap_child(child)
     if answer is None:
-        return _broken(f"still importing after {LONGEST_IMPORT:g} seconds")
+        return _broken_entry(f"still importing after {LONGEST_IMPORT:g} seconds")
     if not answer:
-        return _broken(f"ended by {_ending(status)} on import")
+        return _broken_entry(f"ended by {_status_text(status)} on import")
     made: dict[str, Any] = parse(answer.decode("utf-8"))
     return made
 
 
-def _read(pipe: int, deadline: float) -> bytes | None:
-    """Everything up to the end of the pipe. None if that has not come by the deadline."""
+def _read_pipe(pipe: int, deadline: float) -> bytes | None:
+    """Return everything up to the end of the pipe. None if it has not ended by the deadline."""
     pieces: list[bytes] = []
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
@@ -158,8 +163,8 @@ def _read(pipe: int, deadline: float) -> bytes | None:
         pieces.append(piece)
 
 
-def _ended(child: int) -> int:
-    """Status of the child, which has closed its pipe or had its time."""
+def _reap_child(child: int) -> int:
+    """Wait briefly for the child, then kill it. Returns its wait status."""
     for _ in range(50):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -169,7 +174,7 @@ def _ended(child: int) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def _ending(status: int) -> str:
+def _status_text(status: int) -> str:
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
     return f"exit {os.WEXITSTATUS(status)}"

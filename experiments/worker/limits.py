@@ -1,17 +1,17 @@
 """Limits that only a process can set for itself, before torch is imported.
 
-- Address space is not limited: CUDA reserves far more of it than it uses. What *data* the process may ask for
-  is (RLIMIT_DATA, on the CPU), to the parent's limit of resident memory and `HEADROOM` more: so one
+- Address space is not limited: CUDA reserves far more of it than it uses. The *data* that the process may allocate
+  is limited (RLIMIT_DATA, on the CPU) to the parent's limit of resident memory plus `HEADROOM`: so one
   allocation far beyond the limit is refused, which the case can show, and memory that grows in steps
-  reaches the limit of resident memory first, which the parent watches and ends.
+  first reaches the limit of resident memory, which the parent enforces.
 - One process may have `OPEN_FILES` open files (RLIMIT_NOFILE).
 - One file may not grow beyond the limit of disk (RLIMIT_FSIZE); the parent watches the folder as a whole.
 - No core dumps.
-- Processes are not limited here: RLIMIT_NPROC counts all of the user's, and not those of root. The parent counts
-  those of the group.
-- What is put into `/dev/shm`, or elsewhere outside of the folder, is not limited but for the size of one file.
+- The number of processes is not limited here: RLIMIT_NPROC counts all processes of the user, and none of root. The
+  parent counts those of the process group.
+- What is written to `/dev/shm`, or elsewhere outside the folder, is limited only in the size of one file.
 
-What a system does not have (Windows: all of it; macOS: RLIMIT_DATA is not enforced) is left out.
+Limits that a system does not have (Windows: all of them; macOS: RLIMIT_DATA is not enforced) are skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADROOM = 2**30
 
 
 def apply(folder: Path) -> None:
-    """Set the limits that ``folder/spec.json`` asks for."""
+    """Set the limits of ``folder/spec.json``."""
     try:
         import resource  # noqa: PLC0415 - not on Windows
     except ImportError:

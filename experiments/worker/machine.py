@@ -1,8 +1,8 @@
-"""The facts of the machine, as the process that does the calculation sees them.
+"""The facts of the machine, as the process that calculates sees them.
 
-What a number can depend on: torch and its build, the CPU and which of its instruction sets is in use,
-threads, GPU, system, numeric switches, and environment variables from a list of names. Nothing else of the
-environment is read, and no host name: a digest tells one host from another.
+They are what a number can depend on: torch and its build, the CPU and the instruction set in use, threads, GPU, system,
+numeric switches, and the environment variables of a fixed list. Nothing else of the environment is recorded, and not
+the host name: a digest distinguishes hosts.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from . import switches
 
 
 def facts(environment: Mapping[str, str]) -> dict[str, Any]:
-    """All facts. Two processes of one setting on one machine read the same."""
+    """Return all facts. They are equal for two processes of one setting on one machine."""
     return {
-        "host": _host(),
-        "torch": _torch(),
-        "cpu": _cpu(),
-        "gpu": _gpu(),
-        "system": _system(),
-        "python": _python(),
-        "compiler": _compiler(),
+        "host": _host_digest(),
+        "torch": _torch_facts(),
+        "cpu": _cpu_facts(),
+        "gpu": _gpu_facts(),
+        "system": _system_facts(),
+        "python": _python_facts(),
+        "compiler": _compiler_facts(),
         "switches": switches.snapshot(),
         "variables": recorded_variables(environment),
     }
 
 
-def _host() -> str:
-    """Tells hosts apart without naming them."""
+def _host_digest() -> str:
+    """Return a digest that distinguishes hosts without naming them."""
     identity = Path("/etc/machine-id")
     text = platform.node() + (identity.read_text() if identity.is_file() else "")
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _torch() -> dict[str, Any]:
+def _torch_facts() -> dict[str, Any]:
     return {
         "version": str(torch.__version__),
         "git": torch.version.git_version,
@@ -57,7 +57,7 @@ def _torch() -> dict[str, Any]:
     }
 
 
-def _cpu() -> dict[str, Any]:
+def _cpu_facts() -> dict[str, Any]:
     affinity = getattr(os, "sched_getaffinity", None)
     return {
         "model": _cpu_model(),
@@ -79,8 +79,8 @@ def _cpu_model() -> str:
     return found.group(1).strip() if found else platform.processor()
 
 
-def _gpu() -> dict[str, Any] | None:
-    """None without a usable CUDA device."""
+def _gpu_facts() -> dict[str, Any] | None:
+    """Return the facts of the GPU. None without a usable CUDA device."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)
@@ -89,13 +89,13 @@ def _gpu() -> dict[str, Any] | None:
         "count": torch.cuda.device_count(),
         "capability": list(torch.cuda.get_device_capability(0)),
         "memory": properties.total_memory,
-        "driver": _driver(),
+        "driver": _driver_version(),
         "cudnn": torch.backends.cudnn.version(),
     }
 
 
-def _driver() -> str | None:
-    """Version of the NVIDIA kernel driver. None where it cannot be read."""
+def _driver_version() -> str | None:
+    """Return the version of the NVIDIA kernel driver. None if it cannot be read."""
     try:
         found = re.search(r"Kernel Module\D*?([\d.]+)", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
@@ -103,7 +103,7 @@ def _driver() -> str | None:
     return found.group(1) if found else None
 
 
-def _system() -> dict[str, Any]:
+def _system_facts() -> dict[str, Any]:
     return {
         "name": platform.system(),
         "release": platform.release(),
@@ -111,25 +111,25 @@ def _system() -> dict[str, Any]:
     }
 
 
-def _compiler() -> dict[str, Any]:
-    """What Inductor needs: it writes C++ for the CPU, and Triton for a GPU. None where there is no such thing."""
+def _compiler_facts() -> dict[str, Any]:
+    """Return the compilers that Inductor needs: C++ for the CPU, and Triton for a GPU. None for one that is missing."""
     try:
         said = subprocess.run(
             ["g++", "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
         ).stdout.decode("utf-8", "replace")
     except (OSError, subprocess.SubprocessError):
         said = ""
-    return {"c++": said.partition("\n")[0].strip() or None, "triton": _version("triton")}
+    return {"c++": said.partition("\n")[0].strip() or None, "triton": _package_version("triton")}
 
 
-def _version(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _python() -> dict[str, Any]:
+def _python_facts() -> dict[str, Any]:
     return {
         "version": platform.python_version(),
         "implementation": platform.python_implementation(),

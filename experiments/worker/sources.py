@@ -1,4 +1,4 @@
-"""The files whose content decided what happened: ours with their content, torch's by digest."""
+"""The source files that determine the behaviour: ours with their content, torch's by digest."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TORCH = (
     "autograd/graph.py",
     "autograd/function.py",
 )
-"""Below torch's own folder: where the behaviour in question is written."""
+"""Files below torch's own folder that implement the behaviour in question."""
 
 
-def loaded(root: Path, scenario: str) -> Iterator[tuple[Source, str]]:
-    """Each source with its content; torch's content is empty, since only its digest is kept."""
-    for path in sorted(files(root, scenario)):
+def loaded_sources(root: Path, scenario: str) -> Iterator[tuple[Source, str]]:
+    """Yield each source with its content, which is empty for torch, of which only the digest is kept."""
+    for path in sorted(loaded_files(root, scenario)):
         content = path.read_bytes().decode("utf-8")
         yield Source(path.relative_to(root).as_posix(), digest(content), kept=True), content
     for name in TORCH:
@@ -34,8 +34,8 @@ def loaded(root: Path, scenario: str) -> Iterator[tuple[Source, str]]:
             yield Source(f"torch/{name}", digest(path.read_bytes()), kept=False), ""
 
 
-def files(root: Path, scenario: str) -> Iterator[Path]:
-    """Our files that this process has loaded, and the scenario's."""
+def loaded_files(root: Path, scenario: str) -> Iterator[Path]:
+    """Yield the files of this project that the process has loaded, and the scenario file."""
     package = root / "experiments"
     rooms = program_files(package, WORKER)
     loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}

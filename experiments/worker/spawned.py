@@ -1,10 +1,10 @@
-"""What lets a process that a case has started by spawn or forkserver find the case's own functions and classes.
+"""Import of the scenario in processes that a case starts by spawn or forkserver.
 
-Such a process gets them by name, as `scenario_under_test.NAME`, and imports that module; the worker has executed it
-from its file. `multiprocessing` runs the worker's `__main__` in it first, under the name `__mp_main__`, and hands over
-the arguments that the worker was started with: the folder, whose spec names the scenario.
+Such a process receives the case's functions and classes by name, as `scenario_under_test.NAME`, and imports that
+module, which the worker itself has executed from its file. Before that, `multiprocessing` runs the worker's `__main__`
+in it, under the name `__mp_main__`, with the arguments of the worker: the folder, whose spec names the scenario.
 
-Only the standard library is imported here: what the case needs, its file imports.
+Imports only the standard library: the scenario file imports what the case needs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ MODULE = "scenario_under_test"
 
 
 class _Uncached(importlib.machinery.SourceFileLoader):
-    """As the worker executes it: from its text, leaving no compiled file beside it."""
+    """Loads a scenario as the worker does: from its text, without writing a compiled file."""
 
-    def get_code(self, fullname: str) -> Any:  # noqa: ARG002 - as its base says
+    def get_code(self, fullname: str) -> Any:  # noqa: ARG002 - the signature of the base class
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 class Finder:
-    """Finds the scenario of the worker that this process descends from. It looks when it is asked: a fork server of
-    `multiprocessing` is told the arguments later than it runs `__main__`.
+    """Finds the scenario of the worker that this process descends from.
+
+    It reads the arguments at each import: a fork server of `multiprocessing` receives them after it has run `__main__`.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def find_spec(self, name: str, *_: Any) -> Optional[importlib.machinery.ModuleSpec]:
+        """Return the spec of the scenario module. None for other modules, or without a worker's arguments."""
         if name != MODULE or len(sys.argv) != 2:
             return None
         asked = json.loads((Path(sys.argv[1]) / "spec.json").read_text(encoding="utf-8"))
@@ -44,13 +46,14 @@ class Finder:
         return importlib.util.spec_from_file_location(name, file, loader=_Uncached(name, str(file)))
 
 
-def keep_addresses_short(temporary: Path) -> None:
-    """Let `multiprocessing` call the folder, in which it puts its sockets, by a short name: the address of a socket has
-    about a hundred bytes, and the folder of a case lies deep. Linux only.
+def shorten_socket_addresses(temporary: Path) -> None:
+    """Give `multiprocessing` a short path of the folder in which it creates its sockets. Linux only.
+
+    The address of a socket has at most about a hundred bytes, and the folder of a case is deeply nested.
     """
     if sys.platform != "linux":
         return
-    from multiprocessing import process  # noqa: PLC0415 - not where there are no processes
+    from multiprocessing import process  # noqa: PLC0415 - not on systems without processes
 
     held = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
     process.current_process()._config["tempdir"] = f"/proc/{os.getpid()}/fd/{held}"  # type: ignore[attr-defined]  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Process-wide switches of torch that change what a calculation does: read, and compared before and after.
+"""Process-wide switches of torch that change what a calculation does, and what a case changed of them.
 
 Covers SDPA backends and their order, autocast, grad mode, deterministic flags, precision switches, default
 dtype and device, threads. Does not cover random state, environment variables, or anything outside torch.
@@ -16,6 +16,7 @@ Reader = Callable[[], Any]
 
 
 def _readers() -> dict[str, Reader]:
+    """Return a function that reads each switch, by name."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return {
         "sdpa.flash": cuda.flash_sdp_enabled,
@@ -27,9 +28,9 @@ def _readers() -> dict[str, Reader]:
         "grad": torch.is_grad_enabled,
         "inference": torch.is_inference_mode_enabled,
         "autocast.cpu": lambda: torch.is_autocast_enabled("cpu"),
-        "autocast.cpu_dtype": lambda: _name(torch.get_autocast_dtype("cpu")),
+        "autocast.cpu_dtype": lambda: _dtype_name(torch.get_autocast_dtype("cpu")),
         "autocast.cuda": lambda: torch.is_autocast_enabled("cuda"),
-        "autocast.cuda_dtype": lambda: _name(torch.get_autocast_dtype("cuda")),
+        "autocast.cuda_dtype": lambda: _dtype_name(torch.get_autocast_dtype("cuda")),
         "autocast.cache": torch.is_autocast_cache_enabled,
         "deterministic": torch.are_deterministic_algorithms_enabled,
         "deterministic.warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
@@ -42,8 +43,8 @@ def _readers() -> dict[str, Reader]:
         "cudnn.benchmark": lambda: cudnn.benchmark,
         "cudnn.deterministic": lambda: cudnn.deterministic,
         "mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
-        "flush_denormal": _flushes_denormal,
-        "default_dtype": lambda: _name(torch.get_default_dtype()),
+        "flush_denormal": _is_flushing_denormals,
+        "default_dtype": lambda: _dtype_name(torch.get_default_dtype()),
         "default_device": lambda: str(torch.get_default_device()),
         "threads": torch.get_num_threads,
         "threads.interop": torch.get_num_interop_threads,
@@ -51,11 +52,11 @@ def _readers() -> dict[str, Reader]:
 
 
 def snapshot() -> dict[str, Any]:
-    """Every switch by name. One that this torch does not have, or refuses to tell, reads ``not readable``."""
-    return {name: _read(reader) for name, reader in sorted(_readers().items())}
+    """Return the value of every switch by name. ``not readable`` if this torch lacks it or refuses to read it."""
+    return {name: _read_switch(reader) for name, reader in sorted(_readers().items())}
 
 
-def _read(reader: Reader) -> Any:
+def _read_switch(reader: Reader) -> Any:
     try:
         return reader()
     except (AttributeError, RuntimeError, TypeError):
@@ -63,14 +64,14 @@ def _read(reader: Reader) -> Any:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> tuple[StateChange, ...]:
-    """The switches that differ."""
+    """Return the switches whose value differs."""
     return tuple(StateChange(name, before[name], after[name]) for name in sorted(before) if before[name] != after[name])
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def _flushes_denormal() -> bool:
-    # There is no reader for it; a denormal tells.
+def _is_flushing_denormals() -> bool:
+    # There is no function that reads it, so a denormal number is multiplied.
     return bool((torch.tensor(1e-310, dtype=torch.float64) * 1.0).item() == 0.0)

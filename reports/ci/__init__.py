@@ -1,1 +1,1 @@
-"""What continuous integration shows: JUnit XML and the summary of a job."""
+"""Output for continuous integration: JUnit XML and the summary of a job."""

@@ -1,6 +1,6 @@
-"""A sweep for the page of a job on GitHub: markdown appended to the file that GitHub Actions names.
+"""The summary of a sweep on the page of a GitHub job: markdown appended to the file that GitHub Actions names.
 
-GitHub shows nothing of a file over 1 MiB, so whole sections are left out, and named, before it gets there.
+GitHub shows nothing of a file over 1 MiB, so whole sections are left out, and named, before the file reaches it.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from experiments.analysis.causes import PROVEN
 from experiments.analysis.settings import label
 from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Verdict
 from reports.markdown.elements import code, count, prose, table
-from reports.markdown.settings import funnel, pair_row, placed
+from reports.markdown.settings import funnel, pair_row, placement
 from reports.setting_comparison import Across
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 LIMIT = 1024 * 1024
-"""Bytes that the file stays below, with what other steps have written into it."""
+"""Bytes that the file stays below, including the output of other steps."""
 SHOWN = 20
-"""Pairs that differ, in the table."""
+"""Most rows of the table of pairs that differ."""
 
 
 def sections(sweep: str, verdicts: Sequence[Verdict], found: Across | None, report: Path) -> list[list[str]]:
-    """What there is to say, most important first; `found` None says nothing of other settings."""
-    head = [f"# Twofold: sweep {code(sweep)}", "", _counted(verdicts), "", f"Report: {code(str(report))}"]
+    """Return the sections of the summary, most important first; with `found` None, none is on other settings."""
+    head = [f"# Twofold: sweep {code(sweep)}", "", _verdict_counts(verdicts), "", f"Report: {code(str(report))}"]
     if found is None or not found.others:
         return [[*head, "", "It was not compared with another setting."]]
-    where = ["## This setting among others", "", placed(found)]
-    return [part for part in (head, where, funnel(found), _causes(found), _differing(found)) if part]
+    where = ["## This setting among others", "", placement(found)]
+    return [part for part in (head, where, funnel(found), _cause_section(found), _difference_section(found)) if part]
 
 
-def _counted(verdicts: Sequence[Verdict]) -> str:
+def _verdict_counts(verdicts: Sequence[Verdict]) -> str:
     counts = Counter(one.word for one in verdicts)
-    said = ", ".join(f"{counts[word]} {word}" for word in (AS_EXPECTED, NOT_AS_EXPECTED, CANNOT_SAY))
-    return f"Of {count(len(verdicts), 'replay', 'replays')}: {said}."
+    counted = ", ".join(f"{counts[word]} {word}" for word in (AS_EXPECTED, NOT_AS_EXPECTED, CANNOT_SAY))
+    return f"Of {count(len(verdicts), 'replay', 'replays')}: {counted}."
 
 
-def _causes(found: Across) -> list[str]:
-    """What is proven; of two settings with the same bits there is nothing to prove."""
+def _cause_section(found: Across) -> list[str]:
+    """Return the proven causes. Empty if no setting has other bits, so that there is nothing to prove."""
     if not any(found.causes.values()):
         return []
     rows = [
@@ -67,7 +67,7 @@ def _causes(found: Across) -> list[str]:
     ]
 
 
-def _differing(found: Across) -> list[str]:
+def _difference_section(found: Across) -> list[str]:
     rows = [pair_row(pair) for pair in found.differing]
     if not rows:
         return []
@@ -77,37 +77,38 @@ def _differing(found: Across) -> list[str]:
     return [title, "", *table(head, rows[:SHOWN]), *more]
 
 
-def append(path: Path, made: Sequence[Sequence[str]], limit: int = LIMIT) -> list[str]:
+def append_sections(path: Path, made: Sequence[Sequence[str]], limit: int = LIMIT) -> list[str]:
     """Append the sections that fit, so that the file stays below `limit` bytes, and a note that names the others.
-    Gives the titles of those left out. Raises OSError if the file cannot be written.
+
+    Return the titles of the sections that were left out. Raise OSError if the file cannot be written.
     """
     there = path.stat().st_size if path.exists() else 0
     room = limit - 1 - there
-    kept, left = _fitting(["\n".join(one) for one in made], room)
-    text = _joined(kept, left)
+    kept, omitted = _select_fitting(["\n".join(one) for one in made], room)
+    text = _join_sections(kept, omitted)
     if len(text) <= room:
         with path.open("ab") as file:
             file.write(text)
-    return left
+    return omitted
 
 
-def _fitting(parts: Sequence[str], room: int) -> tuple[list[str], list[str]]:
-    """The parts that fit beside a note on the others, and the titles of the others."""
-    if len(_joined(parts, [])) <= room:
+def _select_fitting(parts: Sequence[str], room: int) -> tuple[list[str], list[str]]:
+    """Return the parts that fit together with a note on the others, and the titles of the others."""
+    if len(_join_sections(parts, [])) <= room:
         return list(parts), []
     kept: list[str] = []
-    left = list(parts)
+    remaining = list(parts)
     for part in parts:
-        others = [one for one in left if one is not part]
-        if len(_joined([*kept, part], [_title(one) for one in others])) <= room:
-            kept, left = [*kept, part], others
-    return kept, [_title(part) for part in left]
+        others = [one for one in remaining if one is not part]
+        if len(_join_sections([*kept, part], [_title(one) for one in others])) <= room:
+            kept, remaining = [*kept, part], others
+    return kept, [_title(part) for part in remaining]
 
 
 def _title(part: str) -> str:
     return part.partition("\n")[0].lstrip("# ")
 
 
-def _joined(parts: Sequence[str], left: Sequence[str]) -> bytes:
-    said = f"**Left out, as the file would grow beyond what GitHub shows: {'; '.join(left)}. See the report.**"
-    return ("\n" + "\n\n".join([*parts, *([said] if left else [])]) + "\n").encode("utf-8")
+def _join_sections(parts: Sequence[str], left: Sequence[str]) -> bytes:
+    note = f"**Left out, as the file would grow beyond what GitHub shows: {'; '.join(left)}. See the report.**"
+    return ("\n" + "\n\n".join([*parts, *([note] if left else [])]) + "\n").encode("utf-8")

@@ -1,6 +1,6 @@
-"""A sweep as JUnit XML, for what shows test results: its verdicts, and how far each other setting agrees with it.
+"""A sweep as JUnit XML, for tools that show test results: its verdicts, and how far each other setting agrees.
 
-Same records, same bytes: no moment and no order of a set is in it. Text from records may hold what XML cannot; that is
+The same records give the same bytes: no time and no order of a set is in the file. Characters that XML cannot hold are
 shown as backslash escapes.
 """
 
@@ -13,27 +13,27 @@ from typing import Sequence
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser.junitparser import FinalResult
 
-from experiments.analysis.settings import ComputerSetting, differing, label, value
+from experiments.analysis.settings import ComputerSetting, differing_factors, label, value
 from experiments.core.agreement import RANKS
 from experiments.core.replay import Replay
-from experiments.core.text import cut, visible
-from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, Verdict, ending
+from experiments.core.text import cut_text, visible_text
+from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, Verdict, describe_outcome
 from reports.setting_comparison import Across, Pair
 
 VERDICTS = "verdicts"
 ENDED = ("timed_out", "out_of_memory", "died")
-"""How a process ends that had no chance to say what it came to."""
+"""Endings of a process that could not report its outcome."""
 LONGEST = 4000
-"""Characters of one text."""
+"""Most characters of one text."""
 
 
 def document(sweep: str, judged: Sequence[tuple[Replay, Verdict]], found: Across | None) -> bytes:
-    """The verdicts of a sweep as one suite, and a suite for each other setting; `found` None has none."""
+    """Return the XML: one suite for the verdicts of a sweep, and one for each other setting of `found`, if any."""
     root = JUnitXml("twofold")
-    root.add_testsuite(_verdicts(sweep, judged))
+    root.add_testsuite(_verdict_suite(sweep, judged))
     if found is not None:
         for other in sorted(found.others, key=lambda one: one.name):
-            root.add_testsuite(_setting(other, found))
+            root.add_testsuite(_setting_suite(other, found))
     root.update_statistics()  # type: ignore[no-untyped-call]
     written = io.BytesIO()
     root.write(written)
@@ -41,42 +41,42 @@ def document(sweep: str, judged: Sequence[tuple[Replay, Verdict]], found: Across
 
 
 def _suite(name: str, properties: Sequence[tuple[str, str]], cases: Sequence[TestCase]) -> TestSuite:
-    made = TestSuite(_line(name))
+    suite = TestSuite(_line(name))
     for key, text in properties:
-        made.add_property(_line(key), _line(text))
-    made.add_testcases(sorted(cases, key=lambda one: (one.classname, one.name)))
-    return made
+        suite.add_property(_line(key), _line(text))
+    suite.add_testcases(sorted(cases, key=lambda one: (one.classname, one.name)))
+    return suite
 
 
-def _case(replay: Replay, name: str, came_to: FinalResult | None, timed: Replay | None) -> TestCase:
-    """A case with the seconds of the plain process of `timed`."""
+def _case(replay: Replay, name: str, result: FinalResult | None, timed: Replay | None) -> TestCase:
+    """Return a test case with the duration in seconds of the plain process of `timed`."""
     record = timed.plain if timed is not None else None
     took = record.ending.duration if record is not None else 0.0
     seconds = round(took, 3) if math.isfinite(took) else 0.0
-    made = TestCase(_line(name), _line(replay.spec.question.scenario), seconds)
-    if came_to is not None:
-        made.result = came_to
-    return made
+    case = TestCase(_line(name), _line(replay.spec.question.scenario), seconds)
+    if result is not None:
+        case.result = result
+    return case
 
 
 def _line(text: str) -> str:
-    return cut(visible(text), LONGEST)
+    return cut_text(visible_text(text), LONGEST)
 
 
 def _text(text: str) -> str:
-    return cut(visible(text, lines=True), LONGEST)
+    return cut_text(visible_text(text, lines=True), LONGEST)
 
 
 # The verdicts of the sweep.
 
 
-def _verdicts(sweep: str, judged: Sequence[tuple[Replay, Verdict]]) -> TestSuite:
-    cases = [_case(replay, _named(replay), _judged(replay, verdict), replay) for replay, verdict in judged]
+def _verdict_suite(sweep: str, judged: Sequence[tuple[Replay, Verdict]]) -> TestSuite:
+    cases = [_case(replay, _case_name(replay), _verdict_result(replay, verdict), replay) for replay, verdict in judged]
     return _suite(VERDICTS, [("sweep", sweep)], cases)
 
 
-def _named(replay: Replay) -> str:
-    """A case is replayed more than once: which time, and how, where it is not the usual way."""
+def _case_name(replay: Replay) -> str:
+    """Return the name of a replay: its case, its repeat, and how it was run where that is not the default."""
     setting = replay.spec.setting
     ways = [word for word in (setting.isolation, setting.sources) if word not in ("fresh", "original")]
     return " ".join([_label(replay), f"#{setting.repeat}", *ways])
@@ -86,46 +86,46 @@ def _label(replay: Replay) -> str:
     return f"{replay.spec.question.label()} ({replay.spec.question.device})"
 
 
-def _judged(replay: Replay, verdict: Verdict) -> FinalResult | None:
+def _verdict_result(replay: Replay, verdict: Verdict) -> FinalResult | None:
     why = "; ".join(verdict.reasons)
     if verdict.word == AS_EXPECTED:
         return None
     if verdict.word == CANNOT_SAY:
         return Skipped(_line(why))
-    made = Failure(_line(why), verdict.word)
-    made.text = _text(ending(replay.plain) if replay.plain else "the plain pass has not run")
-    return made
+    failure = Failure(_line(why), verdict.word)
+    failure.text = _text(describe_outcome(replay.plain) if replay.plain else "the plain pass has not run")
+    return failure
 
 
 # Another setting.
 
 
-def _setting(other: ComputerSetting, found: Across) -> TestSuite:
+def _setting_suite(other: ComputerSetting, found: Across) -> TestSuite:
     number = next((at for at, one in enumerate(found.classes, 1) if other in one.members), None)
     own = next((at for at, one in enumerate(found.classes, 1) if found.here in one.members), None)
     properties = [
         ("from", other.origin),
-        ("computer", found.host(other)),
+        ("computer", found.host_description(other)),
         ("class", "none" if number is None else str(number)),
         ("class of this setting", "none" if own is None else str(own)),
-        *((label(name), value(other, name, found.here)) for name in differing(found.here, other)),
+        *((label(name), value(other, name, found.here)) for name in differing_factors(found.here, other)),
     ]
     pairs = found.by_setting[other.name]
     return _suite(
-        other.name, properties, [_case(one.ours, _label(one.ours), _compared(one), one.theirs) for one in pairs]
+        other.name, properties, [_case(one.ours, _label(one.ours), _agreement_result(one), one.theirs) for one in pairs]
     )
 
 
-def _compared(pair: Pair) -> FinalResult | None:
+def _agreement_result(pair: Pair) -> FinalResult | None:
     agreement = pair.agreement
     if not pair.compared or agreement.word == RANKS[6]:
         return Skipped(_line(agreement.rule))
     ended = [replay.plain.outcome.kind for replay in (pair.ours, pair.theirs) if replay and replay.plain]
     if sum(kind in ENDED for kind in ended) == 1:
-        made: FinalResult = Error(_line(agreement.first), f"{ended[0]} here, {ended[1]} there")
+        result: FinalResult = Error(_line(agreement.first), f"{ended[0]} here, {ended[1]} there")
     elif pair.differs:
-        made = Failure(_line(agreement.first), agreement.word)
+        result = Failure(_line(agreement.first), agreement.word)
     else:
         return None
-    made.text = _text(agreement.rule)
-    return made
+    result.text = _text(agreement.rule)
+    return result

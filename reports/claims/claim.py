@@ -1,12 +1,12 @@
-"""How a claim, and a piece of advice, is decided from what was found: the word comes out of the evidence.
+"""Rulings on claims and advice, which follow from findings: contrary evidence gives the contrary ruling.
 
-A claim is taken apart into statements. What speaks *for* it if found, what speaks *against* it if found, what is
-*needed* before anything can be said, and what is told *beside* it. Contrary evidence gives the contrary word.
+A claim is divided into statements. A true statement speaks *for* the claim or *against* it, is *needed* before
+anything can be decided, or is only reported *beside* the ruling.
 
-    supported           everything that was to be found speaks for it
-    refuted             everything speaks against it
-    supported in part   some of it does, or it does in some cases
-    cannot decide       something is not there, cannot be said, or records of one case contradict each other
+    supported           all findings speak for it
+    refuted             all findings speak against it
+    supported in part   some findings, or the findings in some cases, speak for it
+    cannot decide       a requirement is missing, a finding is unknown, or records of one case contradict each other
     not tested here     nothing that speaks for or against it has run
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Callable, Literal, Sequence
 
 from experiments.core.verdict import CANNOT_DECIDE, NOT_TESTED, REFUTED, SUPPORTED, SUPPORTED_IN_PART, Ruling
-from reports.claims.findings import Evidence, Finding, Setting, name_of
+from reports.claims.findings import Evidence, Finding, Setting, record_digest
 from reports.claims.notes import Note
 
 Decide = Callable[[Evidence], Ruling]
@@ -24,7 +24,7 @@ Decide = Callable[[Evidence], Ruling]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that somebody published, in our words."""
+    """A published claim, in our words."""
 
     id: str
     note: Note
@@ -34,7 +34,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do instead of what a note did. Its ruling is whether these records bear it out."""
+    """What to do instead of what a note did. Its ruling says whether these records bear it out."""
 
     id: str
     note: Note
@@ -44,7 +44,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Statement:
-    """What was found, which way it counts, and the words for it."""
+    """A finding, how it counts, and the words for it."""
 
     weight: Literal["for", "against", "needed", "beside"]
     finding: Finding
@@ -53,53 +53,54 @@ class Statement:
 
     @property
     def votes(self) -> set[bool]:
-        """What it says of the claim."""
-        said = {"yes": {True}, "no": {False}, "mixed": {True, False}}.get(self.finding.state, set())
-        return {not one for one in said} if self.weight == "against" else said
+        """Whether it says that the claim is true, false, or both, as in different cases."""
+        answers = {"yes": {True}, "no": {False}, "mixed": {True, False}}.get(self.finding.state, set())
+        return {not one for one in answers} if self.weight == "against" else answers
 
     @property
     def decides(self) -> bool:
+        """Whether it speaks for or against the claim."""
         return self.weight in ("for", "against")
 
     @property
     def hindrance(self) -> str:
-        """Why nothing can be decided as long as it is so. Empty if nothing hinders."""
+        """Why the claim cannot be decided with this finding. Empty if it can."""
         state, name = self.finding.state, self.finding.name
         if self.weight == "beside":
             return ""
         if self.weight == "needed" and state in ("no", "mixed"):
             return f"what would have to be there is not: {name}"
-        said = {"absent": "not run", "unknown": "it cannot be said of", "torn": "records contradict each other in"}
-        return f"{said[state]}: {name}" if state in said else ""
+        reasons = {"absent": "not run", "unknown": "it cannot be said of", "torn": "records contradict each other in"}
+        return f"{reasons[state]}: {name}" if state in reasons else ""
 
 
-def speaks_for(finding: Finding, yes: str, no: str) -> Statement:
-    """What the claim says, if found."""
+def statement_for(finding: Finding, yes: str, no: str) -> Statement:
+    """Return a statement that speaks for the claim if the finding is positive."""
     return Statement("for", finding, yes, no)
 
 
-def speaks_against(finding: Finding, yes: str, no: str) -> Statement:
-    """The contrary of what the claim says, if found."""
+def statement_against(finding: Finding, yes: str, no: str) -> Statement:
+    """Return a statement that speaks against the claim if the finding is positive."""
     return Statement("against", finding, yes, no)
 
 
-def needed(finding: Finding, yes: str, no: str) -> Statement:
-    """What must be found before anything else says something."""
+def requirement(finding: Finding, yes: str, no: str) -> Statement:
+    """Return a statement that must be true before the others can decide anything."""
     return Statement("needed", finding, yes, no)
 
 
-def beside(finding: Finding, yes: str, no: str) -> Statement:
-    """What is told with the ruling, and does not decide it."""
+def remark(finding: Finding, yes: str, no: str) -> Statement:
+    """Return a statement that is reported with the ruling and does not decide it."""
     return Statement("beside", finding, yes, no)
 
 
 def rule(*statements: Statement) -> Ruling:
-    """The ruling on a claim all of whose statements must be true."""
+    """Rule on a claim all of whose statements must be true."""
     return _ruling(statements, [one.hindrance for one in statements if one.hindrance])
 
 
 def rule_any(*statements: Statement) -> Ruling:
-    """The ruling on a claim for which one true statement is enough; each that is false makes it true in part only."""
+    """Rule on a claim for which one true statement is enough; each false one makes it true in part only."""
     decided = [one for one in statements if one.votes]
     hindrances = [one.hindrance for one in statements if one.hindrance]
     return _ruling(statements, [] if decided else hindrances)
@@ -112,15 +113,16 @@ def _ruling(statements: Sequence[Statement], hindrances: Sequence[str]) -> Rulin
         return Ruling(NOT_TESTED, f"not run here: {'; '.join(names)}", ())
     votes = {vote for one in deciding for vote in one.votes}
     word = SUPPORTED if votes == {True} else REFUTED if votes == {False} else SUPPORTED_IN_PART
-    found = [one.finding.told(one.yes, one.no) for one in statements if one.finding.units]
-    lacking = [one.hindrance for one in statements if one.hindrance]  # told even where enough was found without it
+    found = [one.finding.describe(one.yes, one.no) for one in statements if one.finding.units]
+    # Hindrances are reported even if the ruling does not depend on them.
+    lacking = [one.hindrance for one in statements if one.hindrance]
     reason = "; ".join([*found, *dict.fromkeys(lacking)])
-    cited = {name_of(record) for one in statements for record in one.finding.records}
+    cited = {record_digest(record) for one in statements for record in one.finding.records}
     return Ruling(CANNOT_DECIDE if hindrances else word, reason, tuple(sorted(cited)))
 
 
-def in_each_setting(decide: Decide) -> Decide:
-    """Decide from the records of each setting by themselves, and say what each shows where they differ."""
+def decide_in_each_setting(decide: Decide) -> Decide:
+    """Return a decision that rules on each setting by itself, and reports each ruling where they differ."""
 
     def decide_all(evidence: Evidence) -> Ruling:
         found = {setting: decide(one) for setting, one in evidence.by_setting.items()}
@@ -128,22 +130,25 @@ def in_each_setting(decide: Decide) -> Decide:
         if not tested:
             return next(iter(found.values())) if found else decide(evidence)
         cited = {name for ruling in tested.values() for name in ruling.digests}
-        return Ruling(_common([one.word for one in tested.values()]), _told_by_setting(tested), tuple(sorted(cited)))
+        return Ruling(
+            _common_word([one.word for one in tested.values()]), _reasons_by_setting(tested), tuple(sorted(cited))
+        )
 
     return decide_all
 
 
-def _common(words: Sequence[str]) -> str:
-    """One word for several settings: of those that could decide, if any could."""
+def _common_word(words: Sequence[str]) -> str:
+    """Return one ruling for several settings; settings that cannot decide count only if all of them cannot."""
     decided = {word for word in words if word != CANNOT_DECIDE}
     if not decided:
         return CANNOT_DECIDE
     return decided.pop() if len(decided) == 1 else SUPPORTED_IN_PART
 
 
-def _told_by_setting(tested: dict[Setting, Ruling]) -> str:
-    """Each reason once, with the settings that it was found in where there are several. Settings that have no record of
-    the claim are not spoken of.
+def _reasons_by_setting(tested: dict[Setting, Ruling]) -> str:
+    """Return each reason once, with the settings that gave it if there are several.
+
+    Settings without a record of the claim are not mentioned.
     """
     every = list(tested)
     if len(every) == 1:
@@ -154,6 +159,6 @@ def _told_by_setting(tested: dict[Setting, Ruling]) -> str:
     if len(grouped) == 1:
         return f"in each of {len(every)} settings: {tested[every[0]].reason}"
     return ". ".join(
-        f"With {' / '.join(one.told(every) for one in listed)}, {word}: {reason}"
+        f"With {' / '.join(one.describe(every) for one in listed)}, {word}: {reason}"
         for (word, reason), listed in grouped.items()
     )

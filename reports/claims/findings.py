@@ -1,8 +1,8 @@
-"""What records show of the cases that a sentence is about, and which records show it. Pure.
+"""Findings: what records show about the cases of a sentence, and which records show it. Pure.
 
-A test looks at one replay, or at several together, and says yes, no, or that it cannot be said; with its answer it
-names the records that bear it: were one of them otherwise, or not there, the answer could be another. A sentence
-rests on these and on no others, and it counts them, so that one more or one less is seen in it.
+A test examines one replay, or several together, and answers yes, no, or unknown. With its answer it names the records
+that decide it: if one of them were different or missing, the answer could be another. A sentence rests on exactly
+these records and states their number, so one more or one less changes it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Setting:
 
     device: str
     computer: str
-    """First digits of the digest of what makes it this one. Empty where no process left facts."""
+    """First digits of the computer's identity. Empty where no process left facts."""
     torch: str
-    """Its version. Empty where no process left facts."""
+    """Version of torch. Empty where no process left facts."""
     environment: str
     threads: str
-    """Empty for as many as each question asks for."""
+    """Empty for the number that each question asks for."""
     precision: str
-    """Of float32 matrix products. Empty for torch's own."""
+    """Precision of float32 matrix products. Empty for torch's default."""
     interpreter: str
-    """Empty for the driver's own."""
+    """Empty for the driver's interpreter."""
 
-    def told(self, others: Sequence[Setting]) -> str:
-        """What tells it from the others."""
+    def describe(self, others: Sequence[Setting]) -> str:
+        """Describe what distinguishes this setting from the others."""
         words = {
             "device": self.device,
             "computer": f"computer {self.computer or 'unknown'}",
@@ -60,18 +60,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The replays that sentences are made from."""
+    """The replays that sentences are based on."""
 
     replays: tuple[Replay, ...]
     contexts: tuple[Context, ...]
     fetch: Fetch
     machines: Facts
     elsewhere: Mapping[str, tuple[Replay, ...]]
-    """Replays of other settings by the name of each; only what is said of several settings looks at them."""
+    """Replays of other settings, by name; only claims about several settings use them."""
 
     @cached_property
     def by_setting(self) -> dict[Setting, Evidence]:
-        """The evidence of each setting by itself, so that no figure and no reference is another setting's."""
+        """The evidence of each setting by itself, so that no figure or reference comes from another setting."""
         grouped: dict[Setting, list[Replay]] = {}
         for setting, replay in zip(settings(self.replays, self.machines), self.replays):
             grouped.setdefault(setting, []).append(replay)
@@ -80,25 +80,25 @@ class Evidence:
         return {setting: gather(listed, self.fetch, self.machines) for setting, listed in grouped.items()}
 
     def find(self, cases: Cases, test: Test) -> Finding:
-        """What a test says of each replay of these cases."""
-        return Finding(cases.name, tuple(_looked(self.of(cases), test)))
+        """Apply a test to each replay of these cases."""
+        return Finding(cases.name, tuple(_units_of_replays(self.replays_of(cases), test)))
 
     def find_together(self, cases: Cases, test: TestOfSeveral) -> Finding:
-        """What a test says of all replays of these cases together."""
-        pairs = [pair for pair in self.of(cases) if ran(pair[0].plain)]
-        return Finding(cases.name, (_together(pairs, test),) if pairs else ())
+        """Apply a test to all replays of these cases together."""
+        pairs = [pair for pair in self.replays_of(cases) if has_run(pair[0].plain)]
+        return Finding(cases.name, (_joint_unit(pairs, test),) if pairs else ())
 
     def find_in_each_case(self, cases: Cases, test: TestOfSeveral) -> Finding:
-        """What a test says of each case, of all replays of it together."""
+        """Apply a test to each case, to all its replays together."""
         groups: dict[str, list[tuple[Replay, Context]]] = {}
-        for pair in self.of(cases):
-            if ran(pair[0].plain):
+        for pair in self.replays_of(cases):
+            if has_run(pair[0].plain):
                 groups.setdefault(pair[0].spec.question.case_digest(), []).append(pair)
-        return Finding(cases.name, tuple(_together(pairs, test) for pairs in groups.values()))
+        return Finding(cases.name, tuple(_joint_unit(pairs, test) for pairs in groups.values()))
 
-    def of(self, cases: Cases) -> list[tuple[Replay, Context]]:
-        """Replays of these cases, with what each is judged against."""
-        return [pair for pair in zip(self.replays, self.contexts) if cases.cover(pair[0])]
+    def replays_of(self, cases: Cases) -> list[tuple[Replay, Context]]:
+        """Return the replays of these cases, with the context that each is judged against."""
+        return [pair for pair in zip(self.replays, self.contexts) if cases.has_replay(pair[0])]
 
 
 def gather(
@@ -107,19 +107,19 @@ def gather(
     machines: Facts,
     elsewhere: Mapping[str, Sequence[Replay]] | None = None,
 ) -> Evidence:
-    """Replays with what each is judged against; `elsewhere` are those of other settings, by name."""
+    """Collect replays with the context that each is judged against; `elsewhere` are other settings' replays by name."""
     others = {name: tuple(listed) for name, listed in (elsewhere or {}).items()}
     return Evidence(tuple(replays), tuple(contexts(replays, fetch)), fetch, machines, others)
 
 
 def settings(replays: Sequence[Replay], machines: Facts) -> list[Setting]:
-    """The setting of each replay. One that left no facts is taken for one of its environment's computer."""
+    """Return the setting of each replay. A replay without facts is assigned to a computer of the same environment."""
     found = [_setting(replay, machines.get(replay.machine, {})) for replay in replays]
-    known = {_way(one): one for one in found if one.computer}
-    return [one if one.computer else known.get(_way(one), one) for one in found]
+    known = {_setting_key(one): one for one in found if one.computer}
+    return [one if one.computer else known.get(_setting_key(one), one) for one in found]
 
 
-def _way(setting: Setting) -> Setting:
+def _setting_key(setting: Setting) -> Setting:
     return replace(setting, computer="", torch="")
 
 
@@ -127,7 +127,7 @@ def _setting(replay: Replay, facts: Mapping[str, Any]) -> Setting:
     way, device = replay.spec.setting, replay.spec.question.device
     return Setting(
         device=device,
-        computer=_computer(facts) or replay.machine[:8],
+        computer=_computer_id(facts) or replay.machine[:8],
         torch=torch_version(facts),
         environment=way.environment,
         threads="" if way.threads is None else str(way.threads),
@@ -136,20 +136,21 @@ def _setting(replay: Replay, facts: Mapping[str, Any]) -> Setting:
     )
 
 
-def _computer(facts: Mapping[str, Any]) -> str:
+def _computer_id(facts: Mapping[str, Any]) -> str:
     try:
         return machine_identity(facts)[:8]
-    except (KeyError, TypeError):  # somebody else's document may be none
+    except (KeyError, TypeError):  # a foreign document may hold anything
         return ""
 
 
 def torch_version(facts: Mapping[str, Any]) -> str:
-    told = facts.get("torch")
-    return str(told.get("version", "")) if isinstance(told, Mapping) else ""
+    """Return the version of torch in a machine document. Empty if it has none."""
+    torch = facts.get("torch")
+    return str(torch.get("version", "")) if isinstance(torch, Mapping) else ""
 
 
-def ran(record: Record | None) -> bool:
-    """Whether it says what its case did: what was not observed says nothing, whatever was seen before."""
+def has_run(record: Record | None) -> bool:
+    """Return whether a record tells what its case did. One that was not observed does not, whatever it recorded."""
     return record is not None and record.outcome.kind not in ("not_run", "not_observed")
 
 
@@ -164,8 +165,8 @@ class Cases:
     device: str = ""
     """Empty for any."""
 
-    def cover(self, replay: Replay) -> bool:
-        """Whether a replay is of one of them; a reference in float64, which is only a ruler, is of none."""
+    def has_replay(self, replay: Replay) -> bool:
+        """Return whether a replay is of one of these cases; a float64 reference only measures rounding and is not."""
         question = replay.spec.question
         return (
             (question.scenario, question.dtype) == (self.scenario, question.input_dtype)
@@ -176,6 +177,7 @@ class Cases:
 
     @property
     def name(self) -> str:
+        """Scenario, cases and parameters, for sentences."""
         where = [f"{name}={value}" for name, value in self.where]
         return f"{self.scenario} {', '.join((*self.names, *where))}".rstrip()
 
@@ -185,27 +187,27 @@ class Cases:
 
 @dataclass(frozen=True)
 class Look:
-    """What a test says."""
+    """The answer of a test."""
 
     holds: bool | None
-    """None where it cannot be said."""
+    """None if it is unknown."""
     records: tuple[Record, ...]
-    """Those that bear it."""
+    """The records that decide it."""
     why: str = ""
-    """Why it cannot be said."""
+    """Why it is unknown."""
 
 
 Test = Callable[[Replay, Context], "Look | None"]
-"""What a replay shows. None if it lacks the pass that is looked at, or has not run."""
+"""Returns what a replay shows, or None if it has not run or lacks the pass in question."""
 TestOfSeveral = Callable[[Sequence[tuple[Replay, Context]]], Look]
 
 
-def plainly(question: Callable[[Record], bool | None], why: str = "it ended in another way") -> Test:
-    """A test of nothing but the plain pass."""
+def plain_pass_test(question: Callable[[Record], bool | None], why: str = "it ended in another way") -> Test:
+    """Return a test of the plain pass alone; `why` is the reason if `question` returns None."""
 
     def test(replay: Replay, _: Context) -> Look | None:
         record = replay.plain
-        if record is None or not ran(record):
+        if record is None or not has_run(record):
             return None
         holds = question(record)
         return Look(holds, (record,), why if holds is None else "")
@@ -213,40 +215,44 @@ def plainly(question: Callable[[Record], bool | None], why: str = "it ended in a
     return test
 
 
-def shows(*expected: Expectation) -> Test:
-    """Whether a replay shows this, judged as a verdict is."""
+def expectation_test(*expected: Expectation) -> Test:
+    """Return a test of whether a replay meets these expectations, judged as a verdict is."""
     wanted = [expectation_to_json(one) for one in expected]
-    return _judges(lambda _: wanted)
+    return _verdict_test(lambda _: wanted)
 
 
-def as_marked(*kinds: str) -> Test:
-    """Whether a replay shows what its scenario expects of it: of these kinds of expectations, or of all."""
-    return _judges(lambda replay: [one for one in replay.spec.mark.expectations if not kinds or one["kind"] in kinds])
+def scenario_test(*kinds: str) -> Test:
+    """Return a test of whether a replay meets its scenario's expectations: those of these kinds, or all of them."""
+    return _verdict_test(
+        lambda replay: [one for one in replay.spec.mark.expectations if not kinds or one["kind"] in kinds]
+    )
 
 
-def _judges(wanted: Callable[[Replay], Sequence[Mapping[str, Any]]]) -> Test:
+def _verdict_test(wanted: Callable[[Replay], Sequence[Mapping[str, Any]]]) -> Test:
     def test(replay: Replay, context: Context) -> Look | None:
-        if not ran(replay.plain):
+        if not has_run(replay.plain):
             return None
-        asked = _expecting(replay, wanted(replay))
+        asked = _replace_expectations(replay, wanted(replay))
         verdict = judge(asked, context)
         holds = None if verdict.word == CANNOT_SAY else verdict.word == AS_EXPECTED
         why = "; ".join(verdict.reasons) if holds is None else ""
-        return Look(holds, tuple(_bearing(replay, asked, context, verdict.word)), why)
+        return Look(holds, tuple(_deciding_records(replay, asked, context, verdict.word)), why)
 
     return test
 
 
-def _expecting(replay: Replay, expectations: Sequence[Mapping[str, Any]]) -> Replay:
-    """The replay as if its scenario expected just this."""
+def _replace_expectations(replay: Replay, expectations: Sequence[Mapping[str, Any]]) -> Replay:
+    """Return the replay as if its scenario had exactly these expectations."""
     mark = replace(replay.spec.mark, expectations=tuple(expectations))
     spec = replace(replay.spec, mark=mark)
     return Replay({name: replace(record, spec=spec) for name, record in replay.records.items()})
 
 
-def _bearing(replay: Replay, asked: Replay, context: Context, word: str) -> Iterator[Record]:
-    """The records that a verdict rests on: the plain pass, every other pass and ruler without which there would be
-    another verdict, and every ruler and repeat of the reference that would give another if it were otherwise.
+def _deciding_records(replay: Replay, asked: Replay, context: Context, word: str) -> Iterator[Record]:
+    """Yield the records that a verdict rests on.
+
+    These are the plain pass, every other pass without which the verdict would be another, and every reference and
+    repeat of it that would change the verdict if it were missing or different.
     """
     if replay.plain is not None:
         yield replay.plain
@@ -254,19 +260,19 @@ def _bearing(replay: Replay, asked: Replay, context: Context, word: str) -> Iter
         less = Replay({key: value for key, value in asked.records.items() if key != name})
         if name != "plain" and judge(less, context).word != word:
             yield record
-    for ruler, changed in _changed(context, asked):
+    for ruler, changed in _changed_contexts(context, asked):
         if any(judge(asked, one).word != word for one in changed):
             yield ruler
 
 
-def _changed(context: Context, asked: Replay) -> Iterator[tuple[Record, Iterator[Context]]]:
-    """Each ruler, with contexts in which it is missing, like the case itself, or another."""
+def _changed_contexts(context: Context, asked: Replay) -> Iterator[tuple[Record, Iterator[Context]]]:
+    """Yield each reference, with contexts in which it is missing, equal to the case itself, or different."""
     for ruler, put in (
         (context.reference, lambda other: replace(context, reference=other)),
         (context.float64, lambda other: replace(context, float64=other)),
     ):
         if ruler is not None and ruler.plain is not None:
-            yield ruler.plain, map(put, (None, asked, _spoiled(ruler)))
+            yield ruler.plain, map(put, (None, asked, _replace_tensors(ruler)))
     # A reference must agree with itself, in each repeat and pass.
     repeats = {id(one): one for one in (context.reference, *context.reference_repeats) if one is not None}
     for repeat in repeats.values():
@@ -277,14 +283,14 @@ def _changed(context: Context, asked: Replay) -> Iterator[tuple[Record, Iterator
                 yield (
                     record,
                     (
-                        _with_repeat(context, repeat, Replay({**repeat.records, name: other}))
-                        for other in (_ended_otherwise(record), *_spoiled(Replay({name: record})).records.values())
+                        _replace_repeat(context, repeat, Replay({**repeat.records, name: other}))
+                        for other in (_flip_ending(record), *_replace_tensors(Replay({name: record})).records.values())
                     ),
                 )
 
 
-def _with_repeat(context: Context, repeat: Replay, other: Replay) -> Context:
-    """The context with another replay of the reference in the place of one."""
+def _replace_repeat(context: Context, repeat: Replay, other: Replay) -> Context:
+    """Return the context with one replay of the reference replaced by another."""
     return replace(
         context,
         reference=other if context.reference is repeat else context.reference,
@@ -292,43 +298,43 @@ def _with_repeat(context: Context, repeat: Replay, other: Replay) -> Context:
     )
 
 
-def _ended_otherwise(record: Record) -> Record:
+def _flip_ending(record: Record) -> Record:
     kind = "finished" if record.outcome.kind == "raised" else "raised"
     outcome = replace(record.outcome, kind=kind)
     seen = record.observation
     return replace(record, outcome=outcome, observation=replace(seen, outcome=outcome) if seen else None)
 
 
-def _spoiled(ruler: Replay) -> Replay:
-    """The same with tensors of contents that nobody has."""
-    made = {}
+def _replace_tensors(ruler: Replay) -> Replay:
+    """Return the replay with tensors of unknown content."""
+    records = {}
     for name, record in ruler.records.items():
         seen = record.observation
         tensors = tuple(
             replace(one, digest="0" * 64, samples=None, sketch=None) for one in (seen.tensors if seen else ())
         )
-        made[name] = replace(record, observation=replace(seen, tensors=tensors) if seen else None)
-    return Replay(made)
+        records[name] = replace(record, observation=replace(seen, tensors=tensors) if seen else None)
+    return Replay(records)
 
 
-def _looked(pairs: Sequence[tuple[Replay, Context]], test: Test) -> Iterator[Unit]:
-    """One unit for each replay that the test has something to say of; the same records count once."""
+def _units_of_replays(pairs: Sequence[tuple[Replay, Context]], test: Test) -> Iterator[Unit]:
+    """Yield one unit for each replay that the test answers for; equal records count once."""
     seen: set[tuple[str, ...]] = set()
     for replay, context in pairs:
         look = test(replay, context)
         if look is not None:
-            names = tuple(map(name_of, look.records))
+            names = tuple(map(record_digest, look.records))
             if names not in seen:
                 seen.add(names)
                 yield Unit((replay,), look)
 
 
-def _together(pairs: Sequence[tuple[Replay, Context]], test: TestOfSeveral) -> Unit:
+def _joint_unit(pairs: Sequence[tuple[Replay, Context]], test: TestOfSeveral) -> Unit:
     return Unit(tuple(replay for replay, _ in pairs), test(pairs))
 
 
-def name_of(record: Record) -> str:
-    """The digest by which it is cited."""
+def record_digest(record: Record) -> str:
+    """Return the digest by which a record is cited."""
     return digest(record.text())
 
 
@@ -337,7 +343,7 @@ def name_of(record: Record) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one test said: of one replay, or of several that were looked at together."""
+    """The answer of one test about one replay, or about several together."""
 
     replays: tuple[Replay, ...]
     look: Look
@@ -348,27 +354,27 @@ State = Literal["absent", "yes", "no", "mixed", "torn", "unknown"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a test said of cases."""
+    """The answers of a test about cases."""
 
     name: str
-    """Of the cases."""
+    """Name of the cases."""
     units: tuple[Unit, ...]
 
     @property
     def state(self) -> State:
-        """`torn` if records of one case contradict each other, `mixed` if cases do, `unknown` if of one of them
-        it cannot be said, `absent` if none has run.
+        """`torn` if records of one case contradict each other, `mixed` if cases do, `unknown` if one answer is
+        unknown, `absent` if no case has run.
         """
         if not self.units:
             return "absent"
         if any(unit.look.holds is None for unit in self.units):
             return "unknown"
-        if any(len(words) > 1 for words in self._by_case().values()):
+        if any(len(words) > 1 for words in self._answers_by_case().values()):
             return "torn"
-        said = {unit.look.holds for unit in self.units}
-        return "mixed" if len(said) > 1 else "yes" if True in said else "no"
+        answers = {unit.look.holds for unit in self.units}
+        return "mixed" if len(answers) > 1 else "yes" if True in answers else "no"
 
-    def _by_case(self) -> dict[str, set[bool | None]]:
+    def _answers_by_case(self) -> dict[str, set[bool | None]]:
         found: dict[str, set[bool | None]] = {}
         for unit in self.units:
             found.setdefault(unit.replays[0].spec.question.case_digest(), set()).add(unit.look.holds)
@@ -376,39 +382,40 @@ class Finding:
 
     @property
     def replays(self) -> list[Replay]:
+        """The replays that were tested."""
         return [replay for unit in self.units for replay in unit.replays]
 
     @property
     def records(self) -> list[Record]:
-        """Those that bear it, each once."""
+        """The records that decide it, each once."""
         return list({id(record): record for unit in self.units for record in unit.look.records}.values())
 
-    def told(self, yes: str, no: str) -> str:
-        """What was found, in these words, with what it was found in. Empty if nothing was run."""
-        said = [
+    def describe(self, yes: str, no: str) -> str:
+        """Describe the answers in these words, each with the cases that gave it. Empty if nothing was run."""
+        answers = [
             (words, [unit for unit in self.units if unit.look.holds is holds])
             for words, holds in ((yes, True), (no, False))
         ]
-        shown = [f"{words} ({tally(units)})" for words, units in said if units]
+        parts = [f"{words} ({tally(units)})" for words, units in answers if units]
         unknown = [unit for unit in self.units if unit.look.holds is None]
         if unknown:
-            shown.append(f"of {tally(unknown)} it cannot be said: {unknown[0].look.why}")
-        return "; ".join(shown)
+            parts.append(f"of {tally(unknown)} it cannot be said: {unknown[0].look.why}")
+        return "; ".join(parts)
 
 
 def tally(units: Sequence[Unit]) -> str:
-    """How much was found: records of one case, repeated, or cases; and how many records of references beside them."""
+    """Count the records or cases of these units, and the records of references that they rest on as well."""
     cases = Counter(replay.spec.question.case_digest() for unit in units for replay in unit.replays)
     own = {id(record) for unit in units for replay in unit.replays for record in replay.records.values()}
-    borne = {id(record) for unit in units for record in unit.look.records}
-    records, beside = len(borne & own), len(borne - own)
-    shown = _records(records) + (" of one case" if len(cases) == 1 else f" of {len(cases)} cases")
+    cited = {id(record) for unit in units for record in unit.look.records}
+    records, beside = len(cited & own), len(cited - own)
+    text = _record_count(records) + (" of one case" if len(cases) == 1 else f" of {len(cases)} cases")
     if len(cases) > 1 and records == len(cases):
-        shown = f"{len(cases)} cases, one record each"
-    return shown + (
-        f", against {_records(beside)} of {'a reference' if beside == 1 else 'references'}" if beside else ""
+        text = f"{len(cases)} cases, one record each"
+    return text + (
+        f", against {_record_count(beside)} of {'a reference' if beside == 1 else 'references'}" if beside else ""
     )
 
 
-def _records(number: int) -> str:
+def _record_count(number: int) -> str:
     return "one record" if number == 1 else f"{number} records"

@@ -1,4 +1,4 @@
-"""The two public notes that this project started from: what is known of them. Their claims are restated elsewhere."""
+"""What is known of the two public notes that this project started from. Their claims are restated elsewhere."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Note:
-    """A write-up that somebody published."""
+    """A published write-up."""
 
     name: str
-    """What it is called here."""
+    """Its name in this project."""
     told: str
-    """What it is about and what it was seen on, as it says itself."""
+    """What it is about and the setting that it names, by its own account."""
     setting: str
     """The setting that it reports, in a few words."""
 

@@ -1,6 +1,6 @@
-"""What the two notes published of single runs, as settings that nobody here has seen: reported, not replayed.
+"""Outcomes of single runs that the two notes published, as settings that are reported, not replayed.
 
-Only outcomes were published, so only outcomes are compared. What is known of the notes stands in `notes`.
+Only outcomes were published, so only outcomes are compared. What is known of the notes is in `notes`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_RUN = "not run here"
 
 @dataclass(frozen=True)
 class Told:
-    """One outcome that a note tells of."""
+    """One outcome that a note reports."""
 
     claim: str
     scenario: str
@@ -53,7 +53,7 @@ _REENTRANT = (("checkpoint_kind", "reentrant"),)
 _RACE = "compile/two_threads_train_compiled_replicas"
 
 
-def _finished(claim: str, scenario: str, case: str, text: str) -> Told:
+def _finished_outcome(claim: str, scenario: str, case: str, text: str) -> Told:
     return Told(claim, scenario, case, "finished", "", text)
 
 
@@ -62,10 +62,10 @@ CHECKPOINT_NOTE = Reported(
     notes.CHECKPOINT_NOTE.setting,
     (
         Told("A1", _POLICY, "chosen_around_the_forward", "raised", "CheckpointError", "backward raises"),
-        _finished("A3", _POLICY, "chosen_around_forward_and_backward", "passes"),
-        _finished("A4", _POLICY, "chosen_for_both_runs", "passes"),
-        _finished("A5", _POLICY, "chosen_inside_the_function", "passes"),
-        _finished("A6", _POLICY, "default_throughout", "passes"),
+        _finished_outcome("A3", _POLICY, "chosen_around_forward_and_backward", "passes"),
+        _finished_outcome("A4", _POLICY, "chosen_for_both_runs", "passes"),
+        _finished_outcome("A5", _POLICY, "chosen_inside_the_function", "passes"),
+        _finished_outcome("A6", _POLICY, "default_throughout", "passes"),
         Told("A11", _POLICY, "one_context_given_twice", "raised", "", "contexts must be fresh"),
     ),
 )
@@ -75,7 +75,7 @@ COMPILE_NOTE = Reported(
     notes.COMPILE_NOTE.setting,
     (
         Told("B2", _REFUSED, "uncompiled", "raised", "", "the allocation of all scores failed"),
-        _finished("B4", _MEMORY, "compiled", "block sparsity is used"),
+        _finished_outcome("B4", _MEMORY, "compiled", "block sparsity is used"),
         Told("B5", _WAYS, _INSIDE, "raised", "RuntimeError", "an FX trace was detected", _NON_REENTRANT),
         Told("B15", _WAYS, _INSIDE, "finished", "", "reentrant checkpoint was said to work", _REENTRANT),
         Told("B8", _RACE, "trained_from_cold", "raised", "RuntimeError", "failed with one more thread"),
@@ -85,15 +85,15 @@ COMPILE_NOTE = Reported(
 REPORTED = (CHECKPOINT_NOTE, COMPILE_NOTE)
 
 
-def compared(told: Told, replays: Sequence[Replay]) -> tuple[str, str]:
-    """Whether the case ends here as was told, and how it ends here."""
-    found = [replay.plain for replay in replays if _asked(told, replay) and replay.plain is not None]
+def compare_outcome(told: Told, replays: Sequence[Replay]) -> tuple[str, str]:
+    """Return whether the case ends here as reported, and how it ends here."""
+    found = [replay.plain for replay in replays if _is_reported_case(told, replay) and replay.plain is not None]
     ran = [record for record in found if record.outcome.kind != "not_run"]
     if not ran:
         return NOT_RUN, "not run"
     same = [
         record.outcome.kind == told.kind
-        and (not told.error or told.error in ((record.outcome.type or "").rpartition(".")[2], *_bases(record)))
+        and (not told.error or told.error in ((record.outcome.type or "").rpartition(".")[2], *_base_names(record)))
         for record in ran
     ]
     endings = sorted({_ending(record) for record in ran})
@@ -101,13 +101,13 @@ def compared(told: Told, replays: Sequence[Replay]) -> tuple[str, str]:
     return word, ", ".join(endings)
 
 
-def _asked(told: Told, replay: Replay) -> bool:
+def _is_reported_case(told: Told, replay: Replay) -> bool:
     question = replay.spec.question
-    given = all(question.parameters.get(name) == value for name, value in told.where)
-    return given and (question.scenario, question.case) == (told.scenario, told.case)
+    has_parameters = all(question.parameters.get(name) == value for name, value in told.where)
+    return has_parameters and (question.scenario, question.case) == (told.scenario, told.case)
 
 
-def _bases(record: Record) -> list[str]:
+def _base_names(record: Record) -> list[str]:
     return [name.rpartition(".")[2] for name in record.outcome.bases]
 
 

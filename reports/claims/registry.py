@@ -1,4 +1,4 @@
-"""What was claimed in public, and what the records say about it: all claims of all notes."""
+"""All claims of all notes, with their rulings, and the advice on what to do instead."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Iterator, Sequence
 
-from experiments.core.text import visible
+from experiments.core.text import visible_text
 from experiments.core.verdict import Ruling
 from reports.claims import checkpoint_note, compile_note
 from reports.claims.claim import Advice, Claim
 from reports.claims.findings import Evidence, gather
 
-__all__ = ["ADVICE", "CLAIMS", "Decided", "advise", "as_rows", "as_text", "decide", "decide_all", "gather"]
+__all__ = ["ADVICE", "CLAIMS", "Decided", "advise", "claim_rows", "claims_text", "decide", "decide_all", "gather"]
 
 CLAIMS = (*checkpoint_note.CLAIMS, *compile_note.CLAIMS)
 ADVICE = (*checkpoint_note.ADVICE, *compile_note.ADVICE)
 
 
 def decide(evidence: Evidence) -> list[tuple[Claim, Ruling]]:
-    """Every claim with its ruling."""
+    """Rule on every claim."""
     return [(claim, claim.decide(evidence)) for claim in CLAIMS]
 
 
 def advise(evidence: Evidence) -> list[tuple[Advice, Ruling]]:
-    """Everything there is to do instead, and whether the records bear it out."""
+    """Rule on every piece of advice: whether the records bear it out."""
     return [(advice, advice.decide(evidence)) for advice in ADVICE]
 
 
 @dataclass(frozen=True)
 class Decided:
-    """All that there is to say about the notes."""
+    """All claims and all advice, with their rulings."""
 
     claims: Sequence[tuple[Claim, Ruling]]
     advice: Sequence[tuple[Advice, Ruling]]
 
 
 def decide_all(evidence: Evidence) -> Decided:
-    """Every claim and all advice with their rulings."""
+    """Rule on every claim and on all advice."""
     return Decided(decide(evidence), advise(evidence))
 
 
-def as_rows(found: Decided) -> list[dict[str, Any]]:
-    """As objects for JSON."""
+def claim_rows(found: Decided) -> list[dict[str, Any]]:
+    """Return claims and advice with their rulings, as objects for JSON."""
     every: list[tuple[Claim | Advice, Ruling]] = [*found.claims, *found.advice]
     return [
         {
@@ -62,8 +62,8 @@ WIDTH, SHOWN = 100, 12
 """Characters of a line, and digits of a digest."""
 
 
-def as_text(found: Decided) -> str:
-    """For a terminal: under each note what is known of it, its claims, and what to do instead."""
+def claims_text(found: Decided) -> str:
+    """Return text for a terminal: for each note what is known of it, its claims, and what to do instead."""
     return "\n".join(_lines(found))
 
 
@@ -72,23 +72,23 @@ def _lines(found: Decided) -> Iterator[str]:
         yield from (note.name, "", textwrap.fill(note.about, WIDTH), "")
         for claim, ruling in found.claims:
             if claim.note == note:
-                yield from _told(f"{claim.id:<5}", claim.text, ruling)
+                yield from _claim_lines(f"{claim.id:<5}", claim.text, ruling)
         instead = [(one, ruling) for one, ruling in found.advice if one.note == note]
         if instead:
             yield from ("What to do instead, and whether these records bear it out", "")
         for one, ruling in instead:
-            yield from _told(f"{one.id:<5}", one.text, ruling)
+            yield from _claim_lines(f"{one.id:<5}", one.text, ruling)
 
 
-def _told(name: str, text: str, ruling: Ruling) -> Iterator[str]:
+def _claim_lines(name: str, text: str, ruling: Ruling) -> Iterator[str]:
     rests = ", ".join(digest[:SHOWN] for digest in ruling.digests) or "none"
-    yield _filled(text, name)
-    yield _filled(visible(f"{ruling.word}: {ruling.reason}"), "     ")
-    yield _filled(f"records: {rests}", "     ")
+    yield _fill_line(text, name)
+    yield _fill_line(visible_text(f"{ruling.word}: {ruling.reason}"), "     ")
+    yield _fill_line(f"records: {rests}", "     ")
     yield ""
 
 
-def _filled(text: str, first: str) -> str:
+def _fill_line(text: str, first: str) -> str:
     return textwrap.fill(
         text, WIDTH, initial_indent=first, subsequent_indent="     ", break_long_words=False, break_on_hyphens=False
     )

@@ -1,4 +1,4 @@
-"""A comparison as markdown. Pure: same values, same bytes; no time, no path, no order of a set.
+"""The report on a sweep as markdown. Pure: same values, same bytes; no time, no path, no order of a set.
 
 Text that comes from records is shown as code, so nothing in it can become markup.
 """
@@ -9,15 +9,15 @@ from collections import Counter
 from typing import Mapping, Sequence
 
 from experiments.analysis.series import Curve, Measured
-from experiments.analysis.settings import flat
+from experiments.analysis.settings import flatten_facts
 from experiments.core.agreement import RANKS
-from experiments.core.canonical_json import digest, printable
+from experiments.core.canonical_json import digest, printable_text
 from experiments.core.observation import Operator
 from experiments.core.operator_diff import Step
-from experiments.core.quantities import counted, with_range
+from experiments.core.quantities import format_count, range_cell
 from experiments.core.replay import Replay
-from experiments.core.shell_words import command, exactly
-from experiments.core.text import visible
+from experiments.core.shell_words import exact_pattern, make_command
+from experiments.core.text import visible_text
 from experiments.core.verdict import (
     CANNOT_DECIDE,
     CANNOT_SAY,
@@ -30,8 +30,8 @@ from experiments.core.verdict import (
 )
 from reports.claims.claim import Advice, Claim
 from reports.comparison import Case, Comparison, Numbers, Operators, record_digests
-from reports.figures import curve_name, plain, scale
-from reports.markdown.elements import block, code, count, folded, html, prose, table
+from reports.figures import curve_name, plain_number, scale
+from reports.markdown.elements import block, code, count, details, html, prose, table
 
 SHOWN = 12
 """Digits of a digest in a table."""
@@ -41,7 +41,7 @@ MESSAGE = 4
 """Lines shown of a message."""
 
 
-def render(
+def render_report(
     name: str,
     replays: Sequence[Replay],
     comparison: Comparison,
@@ -52,12 +52,14 @@ def render(
     elsewhere: Mapping[str, Sequence[str]] | None = None,
     excluded: Sequence[str] = (),
 ) -> str:
-    """The report on the sweep `name`; `images` are the file names of figures, by series, None shows none; `others`
-    are the sections on other settings, and `elsewhere` the digests of the records that these rest on, by where they
-    are from; `excluded` says what nobody shall see, a sentence each.
+    """Render the report on the sweep `name`.
+
+    `images` are the file names of figures by series; None shows no figures. `others` are the sections on other
+    settings, and `elsewhere` the digests of the records that these rest on, by origin. `excluded` has a sentence for
+    each exclusion.
     """
     sections = (
-        [*_head(name, replays, comparison, elsewhere or {}), *_excluded(excluded)],
+        [*_head(name, replays, comparison, elsewhere or {}), *_exclusion_lines(excluded)],
         _verdicts(comparison),
         *others,
         _notes(rulings, advice),
@@ -67,7 +69,7 @@ def render(
         _repeats(comparison),
         _gaps(comparison),
         _machine(comparison),
-        _repeat(replays),
+        _repeat_commands(replays),
         _digests(replays, elsewhere or {}),
     )
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
@@ -90,8 +92,8 @@ def _head(
     ]
 
 
-def _excluded(said: Sequence[str]) -> list[str]:
-    """What was left out on purpose, by whom, when and why."""
+def _exclusion_lines(said: Sequence[str]) -> list[str]:
+    """Say what was excluded, by whom, when and why."""
     if not said:
         return []
     return ["", "**Excluded** from all of this, by somebody's decision:", "", *(f"- {code(one)}" for one in said)]
@@ -104,7 +106,7 @@ _ELSEWHERE = (
 
 
 def _verdicts(comparison: Comparison) -> list[str]:
-    """One table for all scenarios, then the cases of each, folded."""
+    """Return one table of all scenarios, then the cases of each, folded."""
     counts = Counter(one.verdict.word for case in comparison.cases for one in case.judged)
     scenarios = list(dict.fromkeys(case.scenario for case in comparison.cases))
     grouped = {name: [case for case in comparison.cases if case.scenario == name] for name in scenarios}
@@ -118,38 +120,38 @@ def _verdicts(comparison: Comparison) -> list[str]:
     ]
     lines += table(("what goes wrong", "scenario", "broken", "repairs", "controls", "verdict"), rows)
     for name, cases in grouped.items():
-        lines += ["", *folded(f"Cases of {name}", _cases(cases))]
+        lines += ["", *details(f"Cases of {name}", _cases(cases))]
     return lines
 
 
 def _scenario_row(name: str, cases: Sequence[Case], comparison: Comparison) -> list[str]:
     roles = Counter(case.first.replay.spec.mark.role for case in cases)
     words = Counter(one.verdict.word for case in cases for one in case.judged)
-    shown = ", ".join(f"{words[word]} {word}" for word in sorted(words))
+    verdicts = ", ".join(f"{words[word]} {word}" for word in sorted(words))
     title = prose(comparison.titles.get(name, ""))
-    return [title, code(name), *(str(roles[role] or "") for role in ("broken", "repair", "control")), shown]
+    return [title, code(name), *(str(roles[role] or "") for role in ("broken", "repair", "control")), verdicts]
 
 
 def _cases(cases: Sequence[Case]) -> list[str]:
-    shown = [case for case in cases if not case.is_float64]
+    listed = [case for case in cases if not case.is_float64]
     head = ("case", "role", "outcome", "verdict", "replays", "record")
-    return [*table(head, [_row(case) for case in shown]), *_controls(shown)]
+    return [*table(head, [_case_row(case) for case in listed]), *_controls(listed)]
 
 
-def _row(case: Case) -> list[str]:
+def _case_row(case: Case) -> list[str]:
     record = case.first.replay.plain
     return [
         code(case.label),
         prose(case.first.replay.spec.mark.role),
         "; ".join(code(text) for text in case.endings),
-        "; ".join(dict.fromkeys(_word(one.verdict) for one in case.judged)),
+        "; ".join(dict.fromkeys(_verdict_word(one.verdict) for one in case.judged)),
         str(len(case.judged)),
         "" if record is None else code(digest(record.text())[:SHOWN]),
     ]
 
 
-def _word(verdict: Verdict) -> str:
-    """The verdict; where nothing can be said, why."""
+def _verdict_word(verdict: Verdict) -> str:
+    """Return the verdict, with the reason if it cannot be decided."""
     if verdict.word != CANNOT_SAY:
         return verdict.word
     return f"{verdict.word}: {prose('; '.join(verdict.reasons))}"
@@ -162,19 +164,19 @@ def _controls(cases: Sequence[Case]) -> list[str]:
 
 
 def _notes(rulings: Sequence[tuple[Claim, Ruling]], advice: Sequence[tuple[Advice, Ruling]]) -> list[str]:
-    """Each note in one page: what was right, what was not, what to do instead. Every sentence with its records."""
+    """Return each note in one page: what was right, what was not, what to do instead, each with its records."""
     lines: list[str] = []
     for note in dict.fromkeys(claim.note for claim, _ in rulings):
         own = [(claim, ruling) for claim, ruling in rulings if claim.note == note]
         counts = Counter(ruling.word for _, ruling in own)
-        said = ", ".join(f"{counts[word]} {word}" for word, _ in _STORY if counts[word])
+        counted = ", ".join(f"{counts[word]} {word}" for word, _ in _STORY if counts[word])
         lines += ["", f"## The {prose(note.name)} in one page", "", prose(note.about), ""]
-        lines += [f"Of {count(len(own), 'claim', 'claims')}: {said}."]
+        lines += [f"Of {count(len(own), 'claim', 'claims')}: {counted}."]
         for word, heading in _STORY:
-            listed = [_claim(claim, ruling) for claim, ruling in own if ruling.word == word]
+            listed = [_claim_item(claim, ruling) for claim, ruling in own if ruling.word == word]
             lines += ["", f"**{heading}**", "", *listed] if listed else []
         instead = [(one, ruling) for one, ruling in advice if one.note == note]
-        lines += _instead(instead)
+        lines += _advice_section(instead)
     return lines[1:]
 
 
@@ -187,22 +189,22 @@ _STORY = (
 )
 
 
-def _claim(claim: Claim, ruling: Ruling) -> str:
-    return f"- **{claim.id}** {prose(claim.text)} — {prose(ruling.reason)}.{_rests(ruling)}"
+def _claim_item(claim: Claim, ruling: Ruling) -> str:
+    return f"- **{claim.id}** {prose(claim.text)} — {prose(ruling.reason)}.{_citation(ruling)}"
 
 
-def _instead(advice: Sequence[tuple[Advice, Ruling]]) -> list[str]:
-    """What these records bear out, then what they do not."""
-    shown = [f"- {prose(one.text)} ({prose(r.reason)}){_rests(r)}" for one, r in advice if r.word == SUPPORTED]
-    open_ = [f"- {prose(one.text)} ({prose(r.reason)}){_rests(r)}" for one, r in advice if r.word != SUPPORTED]
-    lines = ["", "**What to do instead**", "", *shown] if shown else []
+def _advice_section(advice: Sequence[tuple[Advice, Ruling]]) -> list[str]:
+    """Return the advice that these records bear out, then the advice that they do not."""
+    supported = [f"- {prose(one.text)} ({prose(r.reason)}){_citation(r)}" for one, r in advice if r.word == SUPPORTED]
+    open_ = [f"- {prose(one.text)} ({prose(r.reason)}){_citation(r)}" for one, r in advice if r.word != SUPPORTED]
+    lines = ["", "**What to do instead**", "", *supported] if supported else []
     return (
         [*lines, "", "**What might be done instead, not borne out by these records**", "", *open_] if open_ else lines
     )
 
 
-def _rests(ruling: Ruling) -> str:
-    """The records that a sentence rests on: three of them, and how many more."""
+def _citation(ruling: Ruling) -> str:
+    """Cite the records that a sentence rests on: three of them, and how many more."""
     if not ruling.digests:
         return ""
     more = f" and {len(ruling.digests) - 3} more" if len(ruling.digests) > 3 else ""
@@ -210,7 +212,7 @@ def _rests(ruling: Ruling) -> str:
 
 
 def _series(comparison: Comparison, images: Mapping[str, str]) -> list[str]:
-    """Measured points over a parameter, with their figures."""
+    """Return the points measured over a parameter, with their figures."""
     if not comparison.series:
         return []
     lines = ["## Measured over a parameter"]
@@ -220,7 +222,7 @@ def _series(comparison: Comparison, images: Mapping[str, str]) -> list[str]:
         lines += ["", f"![{title}]({images[one.series.name]})"] if one.series.name in images else []
         lines += ["", f"{code(one.series.scenario)}, {prose(one.series.measure)} over {code(one.series.parameter)}."]
         lines[-1] += f" {_MEDIANS}"
-        lines += ["", *_fits(one), "", *_points(one)]
+        lines += ["", *_fit_items(one), "", *_point_table(one)]
     return lines
 
 
@@ -230,21 +232,21 @@ _MEDIANS = (
 )
 
 
-def _fits(one: Measured) -> list[str]:
-    """What was fitted, to how many runs, and whether that was expected."""
+def _fit_items(one: Measured) -> list[str]:
+    """Return what was fitted for each curve, to how many runs, and whether it was expected."""
     return [
         f"- {code(curve_name(curve, one.curves))}, {curve.runs}: "
-        + (f"{prose(curve.reason)}: **{curve.word}**." if curve.word else _fitted(curve))
+        + (f"{prose(curve.reason)}: **{curve.word}**." if curve.word else _fit_sentence(curve))
         for curve in one.curves
     ]
 
 
-def _fitted(curve: Curve) -> str:
+def _fit_sentence(curve: Curve) -> str:
     return f"exponent {curve.fit}, nothing expected." if curve.fit else "no power law fits."
 
 
-def _points(one: Measured) -> list[str]:
-    """A row for each place: every curve, and how many of the line each is."""
+def _point_table(one: Measured) -> list[str]:
+    """Return a row for each place: the value of every curve, and its ratio to the line."""
     per, unit = scale(one)
     line = dict(one.line)
     head = [code(one.series.parameter), *(f"{code(curve_name(c, one.curves))} ({unit})" for c in one.curves)]
@@ -256,43 +258,43 @@ def _points(one: Measured) -> list[str]:
     rows = []
     for at in dict.fromkeys(place.at for curve in one.curves for place in curve.places):
         values = [next((place.values for place in curve.places if place.at == at), ()) for curve in one.curves]
-        cells = [_runs(found, per) for found in values]
+        cells = [_run_values(found, per) for found in values]
         if line:
             under = line.get(at)
-            cells += ["" if under is None else plain(under / per)]
-            cells += [_runs(found, under) if under else "" for found in values]
-        rows.append([prose(at if isinstance(at, str) else plain(at)), *cells])
+            cells += ["" if under is None else plain_number(under / per)]
+            cells += [_run_values(found, under) if under else "" for found in values]
+        rows.append([prose(at if isinstance(at, str) else plain_number(at)), *cells])
     return table(head, rows)
 
 
-def _runs(values: Sequence[float], per: float) -> str:
-    """What the runs at one place measured, in units of `per`. Empty if there are none."""
-    return with_range([value / per for value in values]) if values else ""
+def _run_values(values: Sequence[float], per: float) -> str:
+    """Return what the runs at one place measured, in units of `per`. Empty if there are none."""
+    return range_cell([value / per for value in values]) if values else ""
 
 
 def _operators(comparison: Comparison) -> list[str]:
-    """Broken cases whose recomputation ran other operators."""
+    """Return the broken cases whose recomputation ran other operators."""
     broken = [o for o in comparison.operators if o.case.first.replay.spec.mark.role == "broken" and o.first is not None]
     if not broken:
         return []
     first, *others = sorted(broken, key=lambda one: bool(one.case.first.replay.spec.question.parameters))
-    lines = ["## Operators: forward against recomputation", "", *_side_by_side(first)]
+    lines = ["## Operators: forward against recomputation", "", *_operator_table(first)]
     if others:
-        rows = [_first_difference(one) for one in others]
+        rows = [_first_difference_row(one) for one in others]
         rest = table(("case", "forward", "recomputation"), rows)
-        lines += ["", *folded("First difference in the other broken cases that recompute", rest)]
+        lines += ["", *details("First difference in the other broken cases that recompute", rest)]
     return lines
 
 
-def _side_by_side(found: Operators) -> list[str]:
+def _operator_table(found: Operators) -> list[str]:
     place = found.first or 0
     start, end = max(0, place - CONTEXT), min(len(found.steps), place + CONTEXT + 1)
     rows = [
         [
             str(index),
-            _operator(step.left),
-            _operator(step.right),
-            "**first difference**" if index == place else _mark(step),
+            _operator_cell(step.left),
+            _operator_cell(step.right),
+            "**first difference**" if index == place else _step_mark(step),
         ]
         for index, step in list(enumerate(found.steps))[start:end]
     ]
@@ -303,12 +305,12 @@ def _side_by_side(found: Operators) -> list[str]:
         "end is no difference; `aten::detach`, which checkpoint adds when it saves, is left out.",
         "",
         *table(("place", "forward", "recomputation", ""), rows),
-        *_said(found.case),
+        *_message_lines(found.case),
     ]
 
 
-def _said(case: Case) -> list[str]:
-    """What torch said about it: the head of the message, which names the tensors."""
+def _message_lines(case: Case) -> list[str]:
+    """Return the head of the error message, which names the tensors."""
     record = case.first.replay.plain
     if record is None or record.outcome.kind != "raised":
         return []
@@ -316,26 +318,26 @@ def _said(case: Case) -> list[str]:
     return ["", f"What the plain pass ended with, {code(record.outcome.type or '')}, first lines:", "", block(head)]
 
 
-def _mark(step: Step) -> str:
+def _step_mark(step: Step) -> str:
     return "" if step.same else "differs"
 
 
-def _operator(operator: Operator | None) -> str:
+def _operator_cell(operator: Operator | None) -> str:
     if operator is None:
         return ""
     shapes = ", ".join("x".join(map(str, shape)) for shape in operator.shapes if shape)
     return f"{'· ' * operator.depth}{code(operator.name)}{f' ({shapes})' if shapes else ''}"
 
 
-def _first_difference(found: Operators) -> list[str]:
+def _first_difference_row(found: Operators) -> list[str]:
     step = found.steps[found.first or 0]
-    return [code(f"{found.case.scenario} {found.case.label}"), _operator(step.left), _operator(step.right)]
+    return [code(f"{found.case.scenario} {found.case.label}"), _operator_cell(step.left), _operator_cell(step.right)]
 
 
 def _numbers(comparison: Comparison) -> list[str]:
-    """Differences from the reference: the widest tensor of each case, then all of them, folded."""
+    """Return the differences from the reference: the widest tensor of each case, then all tensors, folded."""
     rows = [row for row in comparison.numbers if not row.against_reference.same_bits]
-    same = _all_same(comparison)
+    same = _cases_with_equal_bits(comparison)
     lines = [
         "## Differences in numbers",
         "",
@@ -346,15 +348,15 @@ def _numbers(comparison: Comparison) -> list[str]:
         widest: dict[int, Numbers] = {}
         for row in sorted(rows, key=lambda one: -one.share):
             widest.setdefault(id(row.case), row)
-        shown = [row for row in rows if widest[id(row.case)] is row]
-        lines += ["", _MEASURE, "", *table(_HEAD, [_numbers_row(row) for row in shown])]
+        widest_rows = [row for row in rows if widest[id(row.case)] is row]
+        lines += ["", _MEASURE, "", *table(_HEAD, [_numbers_row(row) for row in widest_rows])]
         lines += [
             "",
-            *folded(f"All {len(rows)} tensors that differ", table(_HEAD, [_numbers_row(row) for row in rows])),
+            *details(f"All {len(rows)} tensors that differ", table(_HEAD, [_numbers_row(row) for row in rows])),
         ]
     if same:
         listed = [f"- {code(f'{scenario} {label}')}" for scenario, label in same]
-        lines += ["", *folded("Cases with the bits of their reference", listed)]
+        lines += ["", *details("Cases with the bits of their reference", listed)]
     return lines
 
 
@@ -377,7 +379,7 @@ _MEASURE = (
 )
 
 
-def _all_same(comparison: Comparison) -> list[tuple[str, str]]:
+def _cases_with_equal_bits(comparison: Comparison) -> list[tuple[str, str]]:
     whole: dict[tuple[str, str], bool] = {}
     for row in comparison.numbers:
         key = (row.case.scenario, row.case.label)
@@ -391,7 +393,7 @@ def _numbers_row(row: Numbers) -> list[str]:
         f"{code(row.case.scenario.rpartition('/')[2])} {code(row.case.label)}",
         f"{prose(item.role)} {code(item.name)}",
         f"{item.absolute:.3g}",
-        counted(item.ulp),
+        format_count(item.ulp),
         f"{item.equal_bits} of {item.compared}" + ("" if item.compared == item.elements else f" (of {item.elements})"),
         "" if row.own_error is None else f"{row.own_error.absolute:.3g}",
         "" if row.allowed is None else f"{row.allowed.own_error:.3g}",
@@ -406,7 +408,7 @@ def _repeats(comparison: Comparison) -> list[str]:
     exact = len(comparison.repeats) == counts[1]
     copied = sum(row.copied for row in comparison.repeats)
     audited = sum(row.audited for row in comparison.repeats)
-    told = [
+    remarks = [
         f"{number} {how}"
         for number, how in (
             (copied, "of them once from sources copied to another folder, whose digests are those of the originals"),
@@ -418,7 +420,7 @@ def _repeats(comparison: Comparison) -> list[str]:
         "## Do replays agree?",
         "",
         f"{count(len(comparison.repeats), 'case was', 'cases were')} "
-        + ", ".join(["replayed more than once, each time in a process of its own", *told])
+        + ", ".join(["replayed more than once, each time in a process of its own", *remarks])
         + ". "
         + ("**All replays agree exactly**: their evidence digests are equal." if exact else "Not all agree exactly:"),
     ]
@@ -454,13 +456,13 @@ MAIN_FACTS = (
     "system.libc",
     "python.version",
 )
-"""What a reader asks first."""
+"""Facts that a reader looks for first."""
 
 
 def _machine(comparison: Comparison) -> list[str]:
     if not comparison.machines:
         return []
-    every = [flat(facts) for _, facts in comparison.machines]
+    every = [flatten_facts(facts) for _, facts in comparison.machines]
     names = sorted({name for one in every for name in one})
     same = [name for name in names if len({one.get(name) for one in every}) == 1]
     other = [name for name in names if name not in same]
@@ -475,7 +477,7 @@ def _machine(comparison: Comparison) -> list[str]:
         rows = [[code(name), *(code(one.get(name, "")) for one in every)] for name in other]
         lines += ["", "Facts that differ between processes:", "", *table(("fact", *heads), rows)]
     rest = [[code(name), code(every[0][name])] for name in same if name not in MAIN_FACTS]
-    return [*lines, "", *folded("All other facts, the same in every process", table(head, rest)), *_builds(comparison)]
+    return [*lines, "", *details("All other facts, the same in every process", table(head, rest)), *_builds(comparison)]
 
 
 def _builds(comparison: Comparison) -> list[str]:
@@ -489,7 +491,7 @@ def _builds(comparison: Comparison) -> list[str]:
     for text, name in texts.items():
         lines += [
             "",
-            f"<details><summary>torch.{html(name)}, SHA-256 {digest(printable(text))[:SHOWN]}</summary>",
+            f"<details><summary>torch.{html(name)}, SHA-256 {digest(printable_text(text))[:SHOWN]}</summary>",
             "",
             block(text, 20000),
         ]
@@ -497,7 +499,7 @@ def _builds(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _repeat(replays: Sequence[Replay]) -> list[str]:
+def _repeat_commands(replays: Sequence[Replay]) -> list[str]:
     names = list(dict.fromkeys(replay.spec.question.scenario for replay in replays))
     lines = [
         "## How to repeat it",
@@ -505,7 +507,7 @@ def _repeat(replays: Sequence[Replay]) -> list[str]:
         "In a clone, `make run-all` runs everything and writes a report like this one. One scenario at a time:",
         "",
         "```sh",
-        *(command("run-all", SCENARIO=exactly(visible(name))) for name in names),
+        *(make_command("run-all", SCENARIO=exact_pattern(visible_text(name))) for name in names),
         "```",
     ]
     broken = next((r for r in replays if r.spec.mark.role == "broken"), None)
@@ -516,7 +518,9 @@ def _repeat(replays: Sequence[Replay]) -> list[str]:
             "One case, to paste anywhere:",
             "",
             "```sh",
-            command("snippet", SCENARIO=exactly(visible(question.scenario)), CASE=visible(question.label())),
+            make_command(
+                "snippet", SCENARIO=exact_pattern(visible_text(question.scenario)), CASE=visible_text(question.label())
+            ),
             "```",
         ]
     return lines
@@ -524,7 +528,7 @@ def _repeat(replays: Sequence[Replay]) -> list[str]:
 
 def _digests(replays: Sequence[Replay], elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
     rows = [
-        [code(digest(record.text())), code(_where(replay)), name, code(record.evidence_digest()[:SHOWN])]
+        [code(digest(record.text())), code(_replay_label(replay)), name, code(record.evidence_digest()[:SHOWN])]
         for replay in replays
         for name, record in sorted(replay.records.items())
     ]
@@ -533,13 +537,13 @@ def _digests(replays: Sequence[Replay], elsewhere: Mapping[str, Sequence[str]]) 
         "",
         "`python -m store show DIGEST` shows a record, `python -m store check` recomputes every digest.",
         "",
-        *folded("All records", table(("record", "case", "pass", "evidence"), rows)),
-        *_elsewhere(elsewhere),
+        *details("All records", table(("record", "case", "pass", "evidence"), rows)),
+        *_other_records_table(elsewhere),
     ]
 
 
-def _elsewhere(elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
-    """Where the records of other settings are, how many, and a digest over the list of theirs."""
+def _other_records_table(elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return where the records of other settings are, their number, and a digest over the list of their digests."""
     rows = [[code(name), str(len(listed)), code(digest("".join(sorted(listed))))] for name, listed in elsewhere.items()]
     if not rows:
         return []
@@ -547,6 +551,6 @@ def _elsewhere(elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
     return ["", *table(head, rows)]
 
 
-def _where(replay: Replay) -> str:
+def _replay_label(replay: Replay) -> str:
     question, setting = replay.spec.question, replay.spec.setting
     return f"{question.scenario} {question.label()} {question.device} #{setting.repeat} {setting.sources}"

@@ -1,8 +1,9 @@
-"""MLflow's store where it is a SQLite file: made beside and renamed when whole, moved aside if it cannot be used.
+"""MLflow's store as a SQLite file: created under another name and renamed when complete, moved aside if unusable.
 
-MLflow makes its tables in sixty steps that take seconds, and what is interrupted between two of them never migrates
-again. So a file that has its name is whole. As it is only a view, one that is not (of another version, damaged, left
-by an earlier version of ours) is kept under another name and made again from the records.
+MLflow makes its tables in sixty steps that take seconds, and a file that is interrupted between two of them never
+migrates again. So a file with the store's name is always complete. As the store is only a view, an unusable one (of
+another version, damaged, or left by an earlier version of ours) is kept under another name and made again from the
+records.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from store.errors import ArchiveError
 
 TRACKING = "sqlite:///outputs/mlflow.db"
 ARTIFACTS = "outputs/artifacts"
-"""Where it is, and where runs keep their files, unless somebody says otherwise."""
+"""Defaults: where the store is, and where runs keep their files."""
 
 _BESIDE = ("", "-wal", "-shm", "-journal")
-"""What SQLite keeps beside a file, by the end of its name."""
+"""Suffixes of the files that SQLite keeps for a database."""
 
 _MLFLOW = "alembic_version"
-"""The table in which MLflow notes its revision."""
+"""The table in which MLflow keeps its revision."""
 
 
 @contextlib.contextmanager
-def spelled(file: Path) -> Iterator[str]:
-    """An address of the file as long as it is used.
+def usable_address(file: Path) -> Iterator[str]:
+    """Yield an address of the file that MLflow can use, valid until the block ends.
 
-    MLflow makes the folder of an address without decoding it, so a path that has to be encoded would leave a second
-    folder beside the first: it gets a link instead.
+    MLflow creates the folder of an address without decoding it, so a path that has to be encoded would leave a second
+    folder next to the first. Such a path is reached through a link instead.
     """
     name = str(file)
     if quote(name) == name:
@@ -47,33 +48,35 @@ def spelled(file: Path) -> Iterator[str]:
         yield sqlite_url(link)
 
 
-def impossible(uri: str) -> bool:
-    """Whether mlflow can use no database from where it lies, whatever is done: it hands that folder to a reader of
-    settings, to which % is no letter. Servers are no matter of it. Imports nothing.
+def is_impossible(uri: str) -> bool:
+    """Return whether mlflow cannot use any database from the folder that it is installed in.
+
+    It passes the path of that folder to a configuration parser, which treats % as special. Servers are not affected.
+    Imports nothing.
     """
     found = find_spec("mlflow")
     return not uri.startswith("http") and found is not None and "%" in str(found.origin)
 
 
-def make_whole(file: Path, fill: Callable[[str], object]) -> None:
-    """Make the file with what `fill` does to the store at an address. Whoever is interrupted leaves nothing."""
+def create_store(file: Path, fill: Callable[[str], object]) -> None:
+    """Create the file by calling `fill` with the address of an empty store. An interruption leaves nothing behind."""
     beside = file.with_name(f"{file.name}.making")
-    _remove(beside)
+    _remove_files(beside)
     try:
-        write_ahead(beside)
-        with spelled(beside) as uri:
+        enable_write_ahead_log(beside)
+        with usable_address(beside) as uri:
             fill(uri)
         with contextlib.closing(sqlite3.connect(beside)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         # A log of an earlier file of this name would be taken for this one's.
-        _remove(file)
+        _remove_files(file)
         beside.replace(file)
     finally:
-        _remove(beside)
+        _remove_files(beside)
 
 
 def move_aside(file: Path) -> Path:
-    """Give the file, and what SQLite keeps beside it, a name that is free. Gives that name."""
+    """Rename the file, and what SQLite keeps next to it, to a free name. Return the new path."""
     number = 1
     while file.with_name(f"{file.name}.unusable-{number}").exists():
         number += 1
@@ -84,31 +87,31 @@ def move_aside(file: Path) -> Path:
     return aside
 
 
-def write_ahead(file: Path) -> None:
-    """SQLite's write-ahead log halves the time of a run. It is a property of the file."""
+def enable_write_ahead_log(file: Path) -> None:
+    """Enable SQLite's write-ahead log, a property of the file, which halves the time of a run."""
     with contextlib.closing(sqlite3.connect(file, timeout=10)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
 
 
-def is_there(file: Path) -> bool:
-    """Whether there is a store, or what is left of one; an empty file is none."""
+def has_store(file: Path) -> bool:
+    """Return whether there is a store, or the remains of one; an empty file is not a store."""
     return file.is_file() and file.stat().st_size > 0
 
 
 def fault(file: Path) -> str:
-    """Why the store in this file cannot be used and is to be made again. Empty if it can be.
+    """Return why the store in this file cannot be used and has to be made again. Empty if it can be used.
 
-    Raises ArchiveError if it holds something else than a view of ours, which is not to be touched; OSError and
-    sqlite3.OperationalError if it cannot be looked at now.
+    Raise ArchiveError if the file holds something other than our view, which must not be changed; OSError or
+    sqlite3.OperationalError if it cannot be examined now.
     """
-    # Python's driver says "unable to open" whatever the reason is.
+    # Opened here for the reason, as Python's driver always says "unable to open".
     file.open("rb").close()
     try:
         with contextlib.closing(sqlite3.connect(file, timeout=10)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             found = _revision(connection, tables)
-            others = _others(connection, tables)
+            others = _foreign_experiments(connection, tables)
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
@@ -116,7 +119,7 @@ def fault(file: Path) -> str:
     if VERSION_TABLE in tables or (tables and not tables & {_MLFLOW, "experiments", "runs"}):
         what = "an archive" if VERSION_TABLE in tables else f"something else (tables {', '.join(sorted(tables)[:4])})"
         raise ArchiveError(f"{file} holds {what}: name another file with --tracking")
-    why = _why(found, damage, tables)
+    why = _fault_reason(found, damage, tables)
     if why and others:
         raise ArchiveError(
             f"{file} cannot be used: {why}; it has runs that are not ours ({', '.join(others[:3])}), so it is let be: "
@@ -125,17 +128,17 @@ def fault(file: Path) -> str:
     return why
 
 
-def _why(found: str, damage: str, tables: set[str]) -> str:
+def _fault_reason(found: str, damage: str, tables: set[str]) -> str:
     if damage != "ok":
         return f"it is damaged ({damage})"
     if not tables:
         return "it has no tables"
     if not found:
         return "whoever made it was interrupted"
-    heads = _heads()
+    heads = _newest_revisions()
     if found in heads or not heads:
         return ""
-    # Both a file of another version and one that was left half way have another revision.
+    # A file of another version and one that was interrupted both have another revision.
     return f"it has revision {found} and this version of MLflow needs {' or '.join(heads)}"
 
 
@@ -144,15 +147,16 @@ def _revision(connection: sqlite3.Connection, tables: set[str]) -> str:
     return " ".join(str(row[0]) for row in rows)
 
 
-def _others(connection: sqlite3.Connection, tables: set[str]) -> list[str]:
-    """Experiments that we have not made."""
+def _foreign_experiments(connection: sqlite3.Connection, tables: set[str]) -> list[str]:
+    """Return the names of experiments that are not ours."""
     query = "SELECT name FROM experiments WHERE name NOT LIKE 'twofold%' AND name != 'Default'"
     return [str(row[0]) for row in connection.execute(query)] if "experiments" in tables else []
 
 
-def _heads() -> list[str]:
-    """The newest revision of MLflow's store, read from its files: to import them takes seconds. Empty if they are
-    written in a way that is not known here; then MLflow itself says what it cannot use.
+def _newest_revisions() -> list[str]:
+    """Return the newest revisions of MLflow's store, read from its files, as importing them takes seconds.
+
+    Empty if the files have an unknown form; then MLflow itself reports what it cannot use.
     """
     package = find_spec("mlflow")
     folders = (package.submodule_search_locations or []) if package else []
@@ -164,6 +168,6 @@ def _heads() -> list[str]:
     return sorted(revisions - before)
 
 
-def _remove(file: Path) -> None:
+def _remove_files(file: Path) -> None:
     for end in _BESIDE:
         file.with_name(file.name + end).unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """What MLflow shows of a replay and of a sweep: pages made of plain values, without MLflow.
 
 A page is a function of the archive alone, so that the same replay always gives the same page and
-publishing twice changes nothing. Text that came out of a case can be anything. It is shown as code, with
-control characters made visible; what is too long is cut where the reader sees it, with the digest of the
-whole beside it. MLflow itself would cut without a word, and turn NaN and infinities into other numbers.
+publishing twice changes nothing. Text from a case can be anything. It is shown as code, with control
+characters made visible; text that is too long is cut visibly, with the digest of the whole next to it.
+MLflow itself would cut silently, and turn NaN and infinities into other numbers.
 """
 
 from __future__ import annotations
@@ -16,30 +16,38 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from experiments.analysis.series import Curve, Measured, Point, measured, points
+from experiments.analysis.series import Curve, Measured, Point, measured_series, points
 from experiments.core.canonical_json import canonical, digest
 from experiments.core.observation import Observation, Operator
-from experiments.core.quantities import counted
+from experiments.core.quantities import format_count
 from experiments.core.record import Record
 from experiments.core.replay import Replay
-from experiments.core.shell_words import command, exactly
+from experiments.core.shell_words import exact_pattern, make_command
 from experiments.core.spec import Question
 from experiments.core.tensor_diff import Difference, differences
-from experiments.core.text import cut, key, visible
-from experiments.core.verdict import AS_EXPECTED, CANNOT_SAY, NOT_AS_EXPECTED, Context, Verdict, ending, looking_changed
+from experiments.core.text import cut_text, safe_key, visible_text
+from experiments.core.verdict import (
+    AS_EXPECTED,
+    CANNOT_SAY,
+    NOT_AS_EXPECTED,
+    Context,
+    Verdict,
+    describe_outcome,
+    instrument_effect,
+)
 from reports.markdown.elements import block, code
 
 FORMAT = 3
-"""Raised when pages of the same records come out otherwise, so that published sweeps are refreshed."""
+"""Increased when pages of the same records change, so that published sweeps are refreshed."""
 
 ROLES = ("reference", "broken", "repair", "control")
 
 PARAM = 2000
 TAG = 4000
 NOTE = 7500
-"""Characters that are kept; MLflow would cut at 6000, 8000 and 8000."""
+"""Most characters that are kept; MLflow would cut at 6000, 8000 and 8000."""
 _ROWS = 12
-"""Tensors, or replays, that a note lists."""
+"""Most tensors, or replays, that a note lists."""
 
 STATUS = {
     "finished": "FINISHED",
@@ -53,14 +61,14 @@ STATUS = {
 """MLflow's word for how a process ended. SCHEDULED: it never started."""
 
 Compared = Mapping[str, Sequence[Difference]]
-"""Differences from ``reference`` and from ``float64``, as far as these have run."""
+"""Differences from ``reference`` and from ``float64``, if these have run."""
 
 Document = Callable[[str], str | None]
-"""Text by digest, or None where it is not at hand."""
+"""Returns text by digest, or None if it is not available."""
 
 
 class Sweep(Protocol):
-    """A sweep as the archive tells of it."""
+    """A sweep as the archive describes it."""
 
     @property
     def id(self) -> str: ...
@@ -83,11 +91,11 @@ class Sweep(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One MLflow run as it is to be."""
+    """The intended content of one MLflow run."""
 
     name: str
     status: str
-    """A word of MLflow's: FINISHED, FAILED, KILLED or SCHEDULED."""
+    """A status of MLflow: FINISHED, FAILED, KILLED or SCHEDULED."""
     started: int
     """Milliseconds since 1970, UTC."""
     ended: int
@@ -104,7 +112,7 @@ class Page:
     """Series to be drawn, each an artifact of its own."""
 
     def digest(self) -> str:
-        """Equal for two pages exactly if everything that would be written is equal."""
+        """Return a digest that is equal for two pages exactly if everything that would be written is equal."""
         times = {"started": self.started, "ended": self.ended, "status": self.status, "name": self.name}
         files = {path: digest(text.encode("utf-8", "surrogatepass")) for path, text in self.files.items()}
         drawn = [one.to_json() for one in self.figures]
@@ -124,25 +132,26 @@ class Row:
     ended: int
     """Milliseconds since 1970, UTC."""
     points: tuple[Point, ...] = ()
-    """What it measured for a series."""
+    """Its points in series."""
 
     @property
     def name(self) -> str:
+        """Scenario without folder, case and repeat."""
         return f"{self.scenario.rpartition('/')[2]}/{self.label} #{self.repeat}"
 
 
 def family(scenario: str) -> str:
-    """The folder of a scenario. Empty if it lies in none."""
+    """Return the folder of a scenario. Empty if it is in none."""
     return scenario.rpartition("/")[0]
 
 
-def texts(replay: Replay) -> dict[str, str]:
-    """The exact text of each of its records, by pass: made once, because it costs more than all the rest."""
+def record_texts(replay: Replay) -> dict[str, str]:
+    """Return the exact text of each record, by pass. It is made once, as it costs more than everything else."""
     return {name: record.text() for name, record in sorted(replay.records.items())}
 
 
 def row(replay: Replay, verdict: Verdict, written: Mapping[str, str]) -> Row:
-    """`written` is what `texts` gives."""
+    """Return the row of a replay; `written` is what `record_texts` returns."""
     question = replay.spec.question
     return Row(
         scenario=question.scenario,
@@ -158,21 +167,21 @@ def row(replay: Replay, verdict: Verdict, written: Mapping[str, str]) -> Row:
 def page(
     replay: Replay, context: Context, shown: Row, written: Mapping[str, str], *, sweep: Sweep, document: Document
 ) -> Page:
-    """The run of one replay; `shown` is its row, `written` what `texts` gives."""
+    """Return the run of one replay; `shown` is its row, `written` what `record_texts` returns."""
     started, ended = _span(replay)
-    compared = _compared(replay, context)
-    finite, rest = _split(_metrics(replay, compared))
+    compared = _reference_differences(replay, context)
+    finite, rest = _split_finite(_metrics(replay, compared))
     digests = {name: digest(text) for name, text in written.items()}
     return Page(
-        name=cut(visible(shown.name), 250),
+        name=cut_text(visible_text(shown.name), 250),
         status=STATUS[replay.plain.outcome.kind] if replay.plain else "SCHEDULED",
         started=started,
         ended=ended,
         params=_params(replay),
         metrics=finite,
-        tags=_fitting(_tags(replay, shown, digests, sweep) | _listed(compared, rest))
-        | _source(f"experiments/scenarios/{replay.spec.question.scenario}.py")
-        | _note(replay, shown, digests, compared, rest),
+        tags=_fit_tags(_tags(replay, shown, digests, sweep) | _missing_tags(compared, rest))
+        | _source_tags(f"experiments/scenarios/{replay.spec.question.scenario}.py")
+        | _note_tag(replay, shown, digests, compared, rest),
         files=dict(_files(replay, written, document)),
     )
 
@@ -181,12 +190,12 @@ def page(
 
 
 def milliseconds(moment: str) -> int:
-    """Since 1970, of a time in RFC 3339."""
+    """Return the milliseconds since 1970 of a time in RFC 3339."""
     return round(datetime.fromisoformat(moment).timestamp() * 1000)
 
 
 def _span(replay: Replay) -> tuple[int, int]:
-    """From the start of its first process to the end of its last."""
+    """Return the start of the first process and the end of the last, in milliseconds since 1970."""
     endings = [record.ending for record in replay.records.values()]
     starts = [milliseconds(one.started_at) for one in endings]
     seconds = [one.duration if math.isfinite(one.duration) else 0.0 for one in endings]
@@ -198,7 +207,7 @@ def _span(replay: Replay) -> tuple[int, int]:
 
 def _params(replay: Replay) -> dict[str, str]:
     question, setting, mark = replay.spec.question, replay.spec.setting, replay.spec.mark
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "scenario": question.scenario,
         "scenario_digest": question.source,
         "case": question.case,
@@ -216,15 +225,17 @@ def _params(replay: Replay) -> dict[str, str]:
         "memory_limit_bytes": setting.memory,
         "hash_seed": setting.hash_seed,
         "repeat": setting.repeat,
-        "expected": "; ".join(expected(replay)),
+        "expected": "; ".join(expected_sentences(replay)),
         "cause": mark.cause,
         "why": mark.why,
         "needs": ", ".join(mark.needs),
     }
-    asked |= {f"parameter.{key(name)}": value for name, value in question.parameters.items()}
-    asked |= {f"variable.{key(name)}": value for name, value in setting.variables.items()}
-    given = {name: value for name, value in asked.items() if value not in (None, "") or name.startswith("parameter.")}
-    return {name: cut(visible(str(value)), PARAM) for name, value in given.items()}
+    params |= {f"parameter.{safe_key(name)}": value for name, value in question.parameters.items()}
+    params |= {f"variable.{safe_key(name)}": value for name, value in setting.variables.items()}
+    present = {
+        name: value for name, value in params.items() if value not in (None, "") or name.startswith("parameter.")
+    }
+    return {name: cut_text(visible_text(str(value)), PARAM) for name, value in present.items()}
 
 
 _EXPECTED = {
@@ -238,14 +249,14 @@ _EXPECTED = {
 }
 
 
-def expected(replay: Replay) -> list[str]:
-    """What the scenario expects of the case, one sentence for each expectation."""
-    said = [_expectation(dict(one)) for one in replay.spec.mark.expectations]
-    return said or ["finishes; it is the reference"]
+def expected_sentences(replay: Replay) -> list[str]:
+    """Return what the scenario expects of the case, one sentence for each expectation."""
+    sentences = [_expectation_sentence(dict(one)) for one in replay.spec.mark.expectations]
+    return sentences or ["finishes; it is the reference"]
 
 
-def _expectation(data: dict[str, Any]) -> str:
-    """Expectations of a kind that this version does not know are shown as they are."""
+def _expectation_sentence(data: dict[str, Any]) -> str:
+    """Return an expectation as a sentence; one of an unknown kind is shown as it is."""
     kind = str(data.pop("kind", "unknown"))
     if kind == "raises" and not data.get("text"):
         return f"raises {data.get('type')}"
@@ -255,27 +266,27 @@ def _expectation(data: dict[str, Any]) -> str:
     try:
         return _EXPECTED[kind].format(**data)
     except (KeyError, ValueError, IndexError, AttributeError):
-        shown = ", ".join(f"{name}={value}" for name, value in sorted(data.items()) if value is not None)
-        return f"{kind}({shown})"
+        fields = ", ".join(f"{name}={value}" for name, value in sorted(data.items()) if value is not None)
+        return f"{kind}({fields})"
 
 
 # Metrics: what was measured.
 
 
 def _metrics(replay: Replay, compared: Compared) -> dict[str, float]:
-    made: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for against, found in compared.items():
-        made |= _differences(against, found)
+        metrics |= _difference_metrics(against, found)
     if replay.plain:
-        made["duration_seconds/process"] = replay.plain.ending.duration
+        metrics["duration_seconds/process"] = replay.plain.ending.duration
         if replay.plain.observation:
-            made |= _observed(replay.plain.observation)
+            metrics |= _observation_metrics(replay.plain.observation)
     for phase, operators in _operators(replay).items():
-        made[f"operators/{key(phase)}"] = float(len(operators))
-    return made
+        metrics[f"operators/{safe_key(phase)}"] = float(len(operators))
+    return metrics
 
 
-def _compared(replay: Replay, context: Context) -> Compared:
+def _reference_differences(replay: Replay, context: Context) -> Compared:
     others = {"reference": context.reference, "float64": context.float64}
     return {
         against: differences(replay.plain, other.plain, context.fetch)
@@ -284,33 +295,33 @@ def _compared(replay: Replay, context: Context) -> Compared:
     }
 
 
-def _differences(against: str, found: Sequence[Difference]) -> dict[str, float]:
-    made: dict[str, float] = {}
+def _difference_metrics(against: str, found: Sequence[Difference]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
     seen = [item for item in found if item.compared]
     for item in seen:
-        start = f"{against}/{key(f'{item.role} {item.name}')}"
-        made |= {
+        start = f"{against}/{safe_key(f'{item.role} {item.name}')}"
+        metrics |= {
             f"{start}/absolute": item.absolute,
             f"{start}/relative": item.relative,
             f"{start}/equal_bits_share": item.equal_bits / item.compared,
         }
         if item.dtype.startswith(("float", "bfloat")):
-            made[f"{start}/ulp"] = item.ulp
+            metrics[f"{start}/ulp"] = item.ulp
         if item.distance is not None:
-            made[f"{start}/distance"] = item.distance
+            metrics[f"{start}/distance"] = item.distance
     if seen:
-        made[f"{against}/largest/absolute"] = _largest([item.absolute for item in seen])
-        made[f"{against}/largest/relative"] = _largest([item.relative for item in seen])
-    return made
+        metrics[f"{against}/largest/absolute"] = _largest_value([item.absolute for item in seen])
+        metrics[f"{against}/largest/relative"] = _largest_value([item.relative for item in seen])
+    return metrics
 
 
-def _largest(values: Sequence[float]) -> float:
-    """NaN if any is: `max` would depend on the order."""
+def _largest_value(values: Sequence[float]) -> float:
+    """Return the largest value, or NaN if any is NaN: the result of `max` would depend on the order."""
     return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
-def _observed(seen: Observation) -> dict[str, float]:
-    made = {f"duration_seconds/{key(phase)}": seconds for phase, seconds in seen.durations.items()}
+def _observation_metrics(seen: Observation) -> dict[str, float]:
+    metrics = {f"duration_seconds/{safe_key(phase)}": seconds for phase, seconds in seen.durations.items()}
     for memory in seen.memory:
         sizes = {
             "before": memory.before,
@@ -318,11 +329,13 @@ def _observed(seen: Observation) -> dict[str, float]:
             "cuda_before": memory.cuda_before,
             "cuda_peak": memory.cuda_peak,
         }
-        made |= {
-            f"memory_bytes/{key(memory.phase)}_{name}": float(size) for name, size in sizes.items() if size is not None
+        metrics |= {
+            f"memory_bytes/{safe_key(memory.phase)}_{name}": float(size)
+            for name, size in sizes.items()
+            if size is not None
         }
     numbers = [one for one in seen.observed if isinstance(one.value, (int, float)) and not isinstance(one.value, bool)]
-    return made | {f"observed/{key(one.name)}": float(one.value) for one in numbers}
+    return metrics | {f"observed/{safe_key(one.name)}": float(one.value) for one in numbers}
 
 
 def _operators(replay: Replay) -> Mapping[str, Sequence[Operator]]:
@@ -330,13 +343,13 @@ def _operators(replay: Replay) -> Mapping[str, Sequence[Operator]]:
     return (record.observation.operators if record and record.observation else None) or {}
 
 
-def _split(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Numbers that MLflow can hold, and those that it would turn into others."""
+def _split_finite(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Divide numbers into those that MLflow can hold and those that it would change."""
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     return finite, {name: value for name, value in metrics.items() if name not in finite}
 
 
-# Tags: what it is, and what came of it.
+# Tags: what it is, and its outcome.
 
 
 def _tags(replay: Replay, shown: Row, digests: Mapping[str, str], sweep: Sweep) -> dict[str, str]:
@@ -356,13 +369,13 @@ def _tags(replay: Replay, shown: Row, digests: Mapping[str, str], sweep: Sweep) 
         "twofold.records": shown.content,
         "twofold.evidence": replay.evidence_digest(),
         "twofold.fingerprint": (plain.outcome.fingerprint() if plain else None) or "",
-        "twofold.looking_changed": looking_changed(replay),
-        **{f"twofold.record.{key(name)}": text for name, text in digests.items()},
+        "twofold.looking_changed": instrument_effect(replay),
+        **{f"twofold.record.{safe_key(name)}": text for name, text in digests.items()},
     }
 
 
-def _listed(compared: Compared, rest: Mapping[str, float]) -> dict[str, str]:
-    """What has no metric: tensors of another shape or without content at hand, and numbers that are none."""
+def _missing_tags(compared: Compared, rest: Mapping[str, float]) -> dict[str, str]:
+    """Return tags for what has no metric: tensors that could not be compared, and numbers that are not finite."""
     missing = [
         f"{item.role} {item.name} ({against})"
         for against, found in compared.items()
@@ -375,18 +388,18 @@ def _listed(compared: Compared, rest: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def _fitting(tags: Mapping[str, str]) -> dict[str, str]:
-    return {name: cut(visible(value), TAG) for name, value in tags.items() if value}
+def _fit_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return {name: cut_text(visible_text(value), TAG) for name, value in tags.items() if value}
 
 
-def _source(name: str) -> dict[str, str]:
-    return {"mlflow.source.name": cut(visible(name), TAG), "mlflow.source.type": "LOCAL"}
+def _source_tags(name: str) -> dict[str, str]:
+    return {"mlflow.source.name": cut_text(visible_text(name), TAG), "mlflow.source.type": "LOCAL"}
 
 
 # The note: what a reader of the run wants to know.
 
 
-def _note(
+def _note_tag(
     replay: Replay, shown: Row, digests: Mapping[str, str], compared: Compared, rest: Mapping[str, float]
 ) -> dict[str, str]:
     plain, mark = replay.plain, replay.spec.mark
@@ -394,24 +407,24 @@ def _note(
         f"**{shown.verdict.word}**: {'; '.join(code(text, 500) for text in shown.verdict.reasons[:3])}",
         _section(
             f"Expected of a {mark.role} case" if mark.role in ROLES else "Expected",
-            [code(text) for text in expected(replay)],
+            [code(text) for text in expected_sentences(replay)],
             mark.why,
         ),
-        _section("Seen", [code(ending(plain) if plain else "the plain pass has not run")]),
+        _section("Seen", [code(describe_outcome(plain) if plain else "the plain pass has not run")]),
         _section(
             "Every reason", [code(text) for text in shown.verdict.reasons] if len(shown.verdict.reasons) > 3 else []
         ),
-        _section("Looking changed it", [code(text) for text in [looking_changed(replay)] if text]),
-        _section("Differences", _shown(compared)),
+        _section("Looking changed it", [code(text) for text in [instrument_effect(replay)] if text]),
+        _section("Differences", _difference_lines(compared)),
         _section("Not numbers that MLflow can hold", [code(f"{name} = {value}") for name, value in rest.items()]),
-        f"### Repeat it\n{block(_repeat(replay.spec.question, digests))}",
+        f"### Repeat it\n{block(_repeat_commands(replay.spec.question, digests))}",
         _traceback(plain),
     ]
-    return {"mlflow.note.content": _joined(parts)}
+    return {"mlflow.note.content": _join_parts(parts)}
 
 
-def _joined(parts: Sequence[str]) -> str:
-    """As many whole parts as fit: half a part could leave a block of code open."""
+def _join_parts(parts: Sequence[str]) -> str:
+    """Join as many whole parts as fit: half a part could leave a block of code open."""
     kept: list[str] = []
     for part in filter(None, parts):
         if len("\n\n".join([*kept, part])) <= NOTE - 100:
@@ -425,35 +438,37 @@ def _joined(parts: Sequence[str]) -> str:
 def _section(heading: str, lines: Sequence[str], aside: str = "") -> str:
     if not lines:
         return ""
-    shown = [*lines[:_ROWS], *([f"and {len(lines) - _ROWS} more"] if len(lines) > _ROWS else [])]
-    listed = "\n".join(f"- {line}" for line in shown)
+    items = [*lines[:_ROWS], *([f"and {len(lines) - _ROWS} more"] if len(lines) > _ROWS else [])]
+    listed = "\n".join(f"- {line}" for line in items)
     return f"### {heading}\n{listed}" + (f"\n\nControl, because {code(aside)}" if aside else "")
 
 
-def _shown(compared: Compared) -> list[str]:
+def _difference_lines(compared: Compared) -> list[str]:
     names = {"reference": "the reference", "float64": "the float64 reference"}
     return [
-        f"{code(f'{item.role} {item.name}', 100)} from {names[against]}: {_size(item)}"
+        f"{code(f'{item.role} {item.name}', 100)} from {names[against]}: {_difference_text(item)}"
         for against, found in compared.items()
         for item in found
     ]
 
 
-def _size(item: Difference) -> str:
+def _difference_text(item: Difference) -> str:
     if not item.compared:
         return "not compared: another shape, or content not at hand"
     if item.same_bits:
         return "same bits"
-    units = "" if math.isnan(item.ulp) else f", {counted(item.ulp)} ULP"
+    units = "" if math.isnan(item.ulp) else f", {format_count(item.ulp)} ULP"
     same = f"{item.equal_bits} of {item.compared} elements with the same bits"
     return f"absolute {item.absolute:.3g}, relative {item.relative:.3g}{units}, {same}"
 
 
-def _repeat(question: Question, digests: Mapping[str, str]) -> str:
-    scenario = exactly(visible(question.scenario))
-    again = command("run-all", SCENARIO=scenario, DEVICE=visible(question.device))
-    shown = [f"python -m store show {name}" for name in digests.values()]
-    return "\n".join([again, command("snippet", SCENARIO=scenario, CASE=visible(question.case)), *shown])
+def _repeat_commands(question: Question, digests: Mapping[str, str]) -> str:
+    scenario = exact_pattern(visible_text(question.scenario))
+    again = make_command("run-all", SCENARIO=scenario, DEVICE=visible_text(question.device))
+    show_commands = [f"python -m store show {name}" for name in digests.values()]
+    return "\n".join(
+        [again, make_command("snippet", SCENARIO=scenario, CASE=visible_text(question.case)), *show_commands]
+    )
 
 
 def _traceback(record: Record | None) -> str:
@@ -469,9 +484,9 @@ def _traceback(record: Record | None) -> str:
 
 def _files(replay: Replay, written: Mapping[str, str], document: Document) -> Iterator[tuple[str, str]]:
     for name, text in written.items():
-        yield f"records/{key(name)}.json", text
+        yield f"records/{safe_key(name)}.json", text
     for phase, operators in _operators(replay).items():
-        yield f"operators/{key(phase)}.txt", _tree(operators)
+        yield f"operators/{safe_key(phase)}.txt", _operator_tree(operators)
     for name, wanted in _documents(replay):
         content = document(wanted)
         if content is not None:
@@ -479,34 +494,34 @@ def _files(replay: Replay, written: Mapping[str, str], document: Document) -> It
 
 
 def _documents(replay: Replay) -> Iterator[tuple[str, str]]:
-    """Path and digest of the machine's facts and of the sources that are kept."""
+    """Yield path and digest of the machine's facts and of the sources that are kept."""
     for record in (replay.plain, replay.any):
         if record is not None and record.observation is not None:
             yield "machine.json", record.observation.machine
             kept = [source for source in record.observation.sources if source.kept]
-            yield from ((_below("sources", source.name), source.digest) for source in kept)
+            yield from ((_path_below("sources", source.name), source.digest) for source in kept)
             return
 
 
-def _below(folder: str, name: str) -> str:
-    """A path below `folder`, whatever `name` says."""
+def _path_below(folder: str, name: str) -> str:
+    """Return a path below `folder`, whatever `name` contains."""
     parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".", "..")]
-    return "/".join([folder, *(key(part) for part in parts or ["unnamed"])])
+    return "/".join([folder, *(safe_key(part) for part in parts or ["unnamed"])])
 
 
-def _tree(operators: Sequence[Operator]) -> str:
-    """Operators as indented text, each with the shapes of its arguments."""
+def _operator_tree(operators: Sequence[Operator]) -> str:
+    """Return the operators as indented text, each with the shapes of its arguments."""
     several = len({operator.thread for operator in operators}) > 1
     lines = [
         (f"{operator.thread:>3} | " if several else "")
         + "  " * operator.depth
-        + " ".join([visible(operator.name), *(_shape(shape) for shape in operator.shapes if shape)])
+        + " ".join([visible_text(operator.name), *(_shape_text(shape) for shape in operator.shapes if shape)])
         for operator in operators
     ]
     return "\n".join(lines) + "\n" if lines else "none\n"
 
 
-def _shape(shape: Sequence[int]) -> str:
+def _shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
@@ -514,13 +529,13 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def summary(sweep: Sweep, name: str, rows: Sequence[Row]) -> Page:
-    """The parent run: how the replays of one family came out, in whatever order they did."""
+    """Return the parent run: the verdicts on the replays of one family, whatever the order of `rows`."""
     rows = sorted(rows, key=lambda one: (one.scenario, one.label, one.repeat, one.content))
     counts = Counter(one.verdict.word for one in rows)
     started = milliseconds(sweep.started_at)
-    found = measured(point for one in rows for point in one.points)
+    found = measured_series(point for one in rows for point in one.points)
     return Page(
-        name=cut(visible(sweep.id), 250),
+        name=cut_text(visible_text(sweep.id), 250),
         status=_status(sweep, counts),
         started=started,
         ended=max([started, *(one.ended for one in rows)]),
@@ -535,13 +550,13 @@ def summary(sweep: Sweep, name: str, rows: Sequence[Row]) -> Page:
         steps={name: steps for one in found for name, steps in _steps(one)},
         figures=tuple(found),
         tags=_summary_tags(sweep, name, rows, counts),
-        files={"verdicts.txt": _verdicts(rows)},
+        files={"verdicts.txt": _verdict_lines(rows)},
     )
 
 
 def _curve_name(one: Measured, curve: Curve) -> str:
-    """As MLflow groups metrics: all curves of a series below one another."""
-    return "/".join(key(part) for part in ("series", one.series.name, curve.label, curve.device))
+    """Return a metric name under which MLflow groups all curves of a series."""
+    return "/".join(safe_key(part) for part in ("series", one.series.name, curve.label, curve.device))
 
 
 def _exponents(found: Sequence[Measured]) -> dict[str, float]:
@@ -555,7 +570,7 @@ def _exponents(found: Sequence[Measured]) -> dict[str, float]:
 
 
 def _steps(one: Measured) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    """The medians of each curve over its places. A step is a whole number, so other places are numbered."""
+    """Yield the medians of each curve over its places. Steps are whole numbers, so other places are numbered."""
     places = sorted({place.at for curve in one.curves for place in curve.places}, key=lambda p: (isinstance(p, str), p))
     whole = all(isinstance(place, int) or (isinstance(place, float) and place.is_integer()) for place in places)
     step = {place: int(place) if whole else index for index, place in enumerate(places)}
@@ -563,7 +578,7 @@ def _steps(one: Measured) -> Iterator[tuple[str, list[tuple[int, float]]]]:
         yield _curve_name(one, curve), [(step[place.at], place.value) for place in curve.places]
     if one.line:
         yield (
-            f"series/{key(one.series.name)}/{key(one.series.line)}",
+            f"series/{safe_key(one.series.name)}/{safe_key(one.series.line)}",
             [(step[place], value) for place, value in one.line],
         )
 
@@ -574,8 +589,8 @@ def _status(sweep: Sweep, counts: Counter[str]) -> str:
     return "FAILED" if counts[NOT_AS_EXPECTED] else "FINISHED"
 
 
-def contents(replays: Sequence[str], sweep: Sweep) -> str:
-    """Digest over the content digests of replays, how far the sweep is, and the way in which pages are made."""
+def contents_digest(replays: Sequence[str], sweep: Sweep) -> str:
+    """Return a digest over the content digests of replays, the progress of the sweep, and the format of pages."""
     return digest(canonical([FORMAT, sweep.done, sorted(replays)]))
 
 
@@ -587,33 +602,33 @@ def _summary_tags(sweep: Sweep, name: str, rows: Sequence[Row], counts: Counter[
         "twofold.machine": sweep.machine,
         "twofold.plan": sweep.plan,
         "twofold.verdict": next((word for word in (NOT_AS_EXPECTED, CANNOT_SAY) if counts[word]), AS_EXPECTED),
-        "twofold.records": contents([one.content for one in rows], sweep),
+        "twofold.records": contents_digest([one.content for one in rows], sweep),
         "twofold.processes": f"{sweep.done} of {sweep.planned}",
     }
     note = {"mlflow.note.content": _summary_note(sweep, name, rows, counts)}
-    return _fitting(tags) | note | _source("python -m experiments")
+    return _fit_tags(tags) | note | _source_tags("python -m experiments")
 
 
 def _summary_note(sweep: Sweep, name: str, rows: Sequence[Row], counts: Counter[str]) -> str:
-    said = ", ".join(f"{counts[word]} {word}" for word in (AS_EXPECTED, NOT_AS_EXPECTED, CANNOT_SAY))
-    left = sweep.planned - sweep.done
-    again = command("run-all", SCENARIO=f"{exactly(visible(name))}/*" if name else "*")
+    counted = ", ".join(f"{counts[word]} {word}" for word in (AS_EXPECTED, NOT_AS_EXPECTED, CANNOT_SAY))
+    missing = sweep.planned - sweep.done
+    again = make_command("run-all", SCENARIO=f"{exact_pattern(visible_text(name))}/*" if name else "*")
     parts = [
-        f"**{said}** of {len(rows)} replays in {code(name)}, sweep {code(sweep.id)}",
-        f"Not finished: {left} of the sweep's {sweep.planned} processes have not run." if left > 0 else "",
+        f"**{counted}** of {len(rows)} replays in {code(name)}, sweep {code(sweep.id)}",
+        f"Not finished: {missing} of the sweep's {sweep.planned} processes have not run." if missing > 0 else "",
         *(
-            _section(word.capitalize(), [_line(one) for one in rows if one.verdict.word == word])
+            _section(word.capitalize(), [_row_line(one) for one in rows if one.verdict.word == word])
             for word in (NOT_AS_EXPECTED, CANNOT_SAY)
         ),
         f"### Repeat it\n{block(again)}",
     ]
-    return _joined(parts)
+    return _join_parts(parts)
 
 
-def _line(one: Row) -> str:
+def _row_line(one: Row) -> str:
     return f"{code(one.name, 200)}: {code('; '.join(one.verdict.reasons), 300)}"
 
 
-def _verdicts(rows: Sequence[Row]) -> str:
+def _verdict_lines(rows: Sequence[Row]) -> str:
     lines = sorted(f"{one.verdict.word}\t{one.name}\t{'; '.join(one.verdict.reasons)}" for one in rows)
-    return "\n".join(visible(line, lines=True) for line in lines) + "\n"
+    return "\n".join(visible_text(line, lines=True) for line in lines) + "\n"

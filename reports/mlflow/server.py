@@ -1,7 +1,7 @@
-"""What an MLflow server may do to whoever publishes to it: take so much time, answer so much, name such places.
+"""Limits for an MLflow server that is published to: its time, the size of its answers, and the addresses it names.
 
-A server may be broken, or somebody else's. `requests` bounds the wait for a next byte and nothing besides: an answer
-of one byte each nine seconds, or one without an end, would keep us for ever.
+A server may be broken or foreign. `requests` limits only the wait for the next byte: an answer of one byte every nine
+seconds, or one without an end, would block forever.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 LONGEST = 64 * 2**20
-"""Bytes of one answer, unpacked."""
+"""Most bytes of one answer, decompressed."""
 
 _SERVED = ("mlflow-artifacts", "http", "https", "s3", "gs", "wasbs", "abfss", "r2", "b2")
-"""Kinds of addresses for artifacts that lead away from this machine. Those of `runs` and `models` lead anywhere."""
+"""Schemes of artifact addresses that lead to another machine. Those of `runs` and `models` can lead anywhere."""
 
 
 class TooLate(BaseException):
-    """Time is up. No `Exception`, because those are caught, and tried again, by everything in between."""
+    """Time is up. Not an `Exception`, because the code in between catches those and retries."""
 
 
 class TooLongError(OSError):
-    """An answer has more bytes than are read."""
+    """An answer has more bytes than the limit."""
 
 
 @contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raises TooLate wherever the block is after so many seconds. In the main thread only: no other gets signals."""
+def limit_time(seconds: float) -> Iterator[None]:
+    """Raise TooLate in the block after so many seconds. Only in the main thread: no other receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ring(*_: object) -> NoReturn:
+    def raise_too_late(*_: object) -> NoReturn:
         raise TooLate
 
     until = time.monotonic() + seconds
-    before = signal.signal(signal.SIGALRM, ring)
-    # Again each second: an exception in a destructor is lost.
+    before = signal.signal(signal.SIGALRM, raise_too_late)
+    # Raised again each second, as an exception in a destructor is lost.
     signal.setitimer(signal.ITIMER_REAL, max(0.001, until - time.monotonic()), 1.0)
     try:
         yield
@@ -53,18 +53,18 @@ def within(seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def bounded_answers() -> Iterator[None]:
-    """No answer of a server is read beyond `LONGEST` bytes, whichever part of mlflow asks for it."""
+def limit_answers() -> Iterator[None]:
+    """Read no answer of a server beyond `LONGEST` bytes, whichever part of mlflow requests it."""
     from requests.adapters import HTTPAdapter  # noqa: PLC0415 - comes with mlflow, which is slow to import
 
     send = HTTPAdapter.send
 
-    def bounded(self: Any, *arguments: Any, **options: Any) -> Any:
+    def send_bounded(self: Any, *arguments: Any, **options: Any) -> Any:
         answer = send(self, *arguments, **options)
         answer.raw = _Bounded(answer.raw)
         return answer
 
-    HTTPAdapter.send = bounded  # type: ignore[method-assign]
+    HTTPAdapter.send = send_bounded  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -72,7 +72,7 @@ def bounded_answers() -> Iterator[None]:
 
 
 class _Bounded:
-    """The body of an answer, which raises TooLongError beyond the bound; everything else is the body's own."""
+    """The body of an answer, which raises TooLongError beyond the limit and otherwise behaves as the body itself."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -81,20 +81,21 @@ class _Bounded:
         return getattr(self._raw, name)
 
     def stream(self, *arguments: Any, **options: Any) -> Iterator[bytes]:
+        """Yield the body in chunks. Raise TooLongError beyond the limit."""
         read = 0
-        for some in self._raw.stream(*arguments, **options):
-            read += len(some)
+        for chunk in self._raw.stream(*arguments, **options):
+            read += len(chunk)
             if read > LONGEST:
                 self._raw.close()
                 raise TooLongError(f"an answer has more than {LONGEST // 2**20} MiB, which is more than is read")
-            yield some
+            yield chunk
 
 
 def refusal(address: str, allowed: Path | None) -> str:
-    """Why artifacts are not sent to an address that a server has named. Empty if they are.
+    """Return why artifacts are not sent to an address that a server has named. Empty if they are.
 
-    A server that keeps files beside itself tells its clients to write them there, which here is this machine: then
-    only the folder `allowed`, which a person has named, is written.
+    A server that keeps files in a local folder tells its clients to write there, which means on this machine. In that
+    case only the folder `allowed`, which the user has named, is written to.
     """
     named = f"it keeps artifacts at {address[:200]!r}"
     try:

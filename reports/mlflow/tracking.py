@@ -1,11 +1,11 @@
 """MLflow as a view of the archive: it may be down, slow or deleted, and nothing is lost.
 
 There is one experiment per scenario family, in it one parent run per sweep and one child run per replay.
-A run is found again by its tags `twofold.sweep` and `twofold.replay`, and left alone if `twofold.published`
-is the digest of all that would be written. While a run is being written it is RUNNING, so one that was cut
-short is seen and completed by the next publish, or ended by `settle`.
+A run is found again by its tags `twofold.sweep` and `twofold.replay`, and left unchanged if `twofold.published`
+is the digest of everything that would be written. While a run is being written it is RUNNING, so an
+interrupted one is recognized and completed by the next publish, or ended by `settle`.
 
-This is the only module that imports mlflow, and only when it is first needed: that costs 1.35 s.
+This is the only module that imports mlflow, and only when it is first needed, as the import takes 1.35 s.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.analysis.series import Measured
-from experiments.core.masking import masked
+from experiments.core.masking import mask_secrets
 from experiments.core.record import Record
 from experiments.core.replay import Replay, replays
-from experiments.core.text import cut, key, visible
+from experiments.core.text import cut_text, safe_key, visible_text
 from experiments.core.verdict import contexts, judge
-from reports.figures import draw
+from reports.figures import draw_series
 from reports.mlflow import database_file, server
 from reports.mlflow.database_file import ARTIFACTS, TRACKING
-from reports.mlflow.run_content import Page, Row, Sweep, contents, family, page, row, summary, texts
-from store.console import say
+from reports.mlflow.run_content import Page, Row, Sweep, contents_digest, family, page, record_texts, row, summary
+from store.console import print_message
 from store.database import sqlite_file
 from store.errors import ArchiveError
 from store.exclusions import Excluded
@@ -55,13 +55,13 @@ _AT_ONCE = {"params": 100, "tags": 100, "metrics": 800}
 """Items of one `log_batch`; MLflow takes 100, 100 and 1000, and 1000 together."""
 assert sum(_AT_ONCE.values()) <= 1000
 _PAGE = 200
-"""Runs asked for at once: their notes and tags are some kilobytes each."""
+"""Runs requested at once: their notes and tags are some kilobytes each."""
 _PAGES = 1000
-"""Pages of one answer that are asked for."""
+"""Most pages requested of one answer."""
 _PATIENCE = 60.0
 """Seconds to wait for another publisher of the same store."""
 _STEP = 60.0
-"""Seconds in which a server has to take one replay, or to answer one question."""
+"""Seconds in which a server has to accept one replay, or to answer one query."""
 _UNFINISHED = "unfinished"
 """Tag `twofold.published` of a run that was not written to its end."""
 
@@ -79,32 +79,32 @@ _LIMITS = {
     # A server may ask for any number of seconds.
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
 }
-"""For a server that is down or slow. Whoever sets these variables has the last word."""
+"""Limits for a server that is down or slow. Variables that the user has set take precedence."""
 
 _ABOUT = "A view of Twofold's archive: a run for each sweep, and below it one for each replay."
 
 
 class TrackingError(Exception):
-    """MLflow cannot be used. The message says where it was looked for and what happened."""
+    """MLflow cannot be used. The message says where it was expected and what happened."""
 
 
 class ImpossibleError(TrackingError):
-    """It never can be from here, so that nobody may be told to try again."""
+    """MLflow can never be used from here, so the message must not suggest trying again."""
 
 
 class Source(Protocol):
-    """What is needed of an archive."""
+    """What is read from an archive."""
 
     def records(self, *, sweep: str | None = None, digests: Sequence[str] | None = None) -> list[Record]: ...
     def sweeps(self) -> Sequence[Sweep]: ...
-    def excluded(self) -> Excluded: ...
+    def excluded_items(self) -> Excluded: ...
     def document(self, name: str, /) -> str | None: ...
     def fetch(self, name: str, /) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Numbers of replays."""
+    """Numbers of replays that were published, skipped and failed."""
 
     published: int = 0
     skipped: int = 0
@@ -115,6 +115,7 @@ class Published:
         return Published(self.published + other.published, self.skipped + other.skipped, self.failed + other.failed)
 
     def text(self) -> str:
+        """Return the numbers as JSON."""
         return json.dumps({"published": self.published, "skipped": self.skipped, "failed": self.failed})
 
 
@@ -125,10 +126,10 @@ class _Known:
     id: str
     status: str
     artifacts: str
-    """Where it keeps its files."""
+    """Address of its files."""
     published: str
     revision: int
-    """Which writing of the page it shows, from 0: the step of its metrics, so that the newest counts."""
+    """How often its page was rewritten, from 0: the step of its metrics, so that the newest counts."""
     params: frozenset[str]
     metrics: frozenset[str]
     tags: frozenset[str]
@@ -139,7 +140,7 @@ class Tracking:
     """An MLflow store, opened for one publisher at a time."""
 
     def __init__(self, uri: str = TRACKING, artifacts: Path | None = None) -> None:
-        """`artifacts` is where runs keep their files; None leaves that to a server."""
+        """Open nothing yet. `artifacts` is the folder of the runs' files; None leaves the choice to a server."""
         self._uri = uri
         self._artifacts = artifacts
         self._client: MlflowClient | None = None
@@ -147,7 +148,7 @@ class Tracking:
         self._runs: dict[tuple[str, str], dict[str, _Known]] = {}
         """By family and sweep: runs by replay, the parent under the empty name."""
         self._rows: dict[tuple[str, str], dict[str, Row]] = {}
-        """By family and sweep: what was looked at since the store was opened, by replay."""
+        """By family and sweep: rows of the replays published since the store was opened, by replay."""
         self._until = math.inf
         self._leaving = contextlib.ExitStack()
         self.counts = Published()
@@ -160,65 +161,69 @@ class Tracking:
         self.close()
 
     def close(self) -> None:
+        """Close the store."""
         self._leaving.close()
 
-    def give(self, seconds: float) -> None:
-        """From now on, a server has so many seconds for all that is published to it."""
+    def give_time(self, seconds: float) -> None:
+        """Give a server so many seconds, from now on, for everything that is published to it."""
         self._until = time.monotonic() + seconds
 
     def prepare(self, families: Iterable[str] = ()) -> None:
         """Make the store, and experiments for `families`, before anything runs in parallel.
 
-        Raises TrackingError if MLflow cannot be used. So does every other method.
+        Raise TrackingError if MLflow cannot be used, as does every other method.
         """
-        with self._reaching():
+        with self._reach_mlflow():
             file = sqlite_file(self._uri)
             if file is not None:
-                self._leaving.enter_context(_locked(file))
-                self._client = self._opened(file)
+                self._leaving.enter_context(_lock_store(file))
+                self._client = self._open_file(file)
             else:
-                self._client = self._reached()
+                self._client = self._connect()
             self._client.search_experiments(max_results=1)
             for name in families:
                 self._experiment(name)
 
-    def _opened(self, file: Path) -> MlflowClient:
-        """A client of the store in this file, which is made if it is not there, or not to be used."""
-        why = database_file.fault(file) if database_file.is_there(file) else ""
+    def _open_file(self, file: Path) -> MlflowClient:
+        """Return a client of the store in this file, which is made if it is missing or unusable."""
+        why = database_file.fault(file) if database_file.has_store(file) else ""
         if why:
             aside = database_file.move_aside(file)
-            said = f"MLflow's store {file} cannot be used: {why}. It is kept as {aside.name}, and a new one is made"
-            say(f"{visible(said)} from the records; `python -m reports.mlflow sync` brings earlier sweeps into it")
-        if not database_file.is_there(file):
-            database_file.make_whole(file, _with_tables)
-        database_file.write_ahead(file)
-        client = imported()(tracking_uri=self._leaving.enter_context(database_file.spelled(file)))
+            message = f"MLflow's store {file} cannot be used: {why}. It is kept as {aside.name}, and a new one is made"
+            print_message(
+                f"{visible_text(message)} from the records; "
+                "`python -m reports.mlflow sync` brings earlier sweeps into it"
+            )
+        if not database_file.has_store(file):
+            database_file.create_store(file, _make_tables)
+        database_file.enable_write_ahead_log(file)
+        client = import_client()(tracking_uri=self._leaving.enter_context(database_file.usable_address(file)))
         # The same address may be another file next time.
         self._leaving.callback(client._tracking_client.store.engine.dispose)  # noqa: SLF001 - mlflow has no other way
         return client
 
-    def _reached(self) -> MlflowClient:
-        client = imported()
+    def _connect(self) -> MlflowClient:
+        client = import_client()
         if self._uri.startswith("http"):
-            self._leaving.enter_context(server.bounded_answers())
+            self._leaving.enter_context(server.limit_answers())
         elif "://" in self._uri and make_url(self._uri).get_backend_name() != "file":
-            _answered(self._uri)
+            _check_connection(self._uri)
         return client(tracking_uri=self._uri)
 
     @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Whatever MLflow, its database or the network raise, as one sentence. A server has a time to answer in."""
+    def _reach_mlflow(self) -> Iterator[None]:
+        """Turn errors of MLflow, its database and the network into a TrackingError, and limit a server's time."""
         if sqlite_file(self._uri) is not None:
-            with _in_sentences(self._uri):
+            with _convert_errors(self._uri):
                 yield
             return
         left = min(_STEP, self._until - time.monotonic())
         try:
-            with _in_sentences(self._uri), server.within(left):
+            with _convert_errors(self._uri), server.limit_time(left):
                 yield
         except server.TooLate:
-            said = f"it did not answer within {left:.0f} s" if left == _STEP else "it took longer than it was given"
-            raise TrackingError(_sentence(self._uri, said)) from None
+            message = f"it did not answer within {left:.0f} s" if left == _STEP else "it took longer than it was given"
+            raise TrackingError(_sentence(self._uri, message)) from None
 
     @property
     def _mlflow(self) -> MlflowClient:
@@ -235,41 +240,41 @@ class Tracking:
         records: Sequence[Record],
         done: Callable[[], object] = lambda: None,
     ) -> Published:
-        """Write one run for each replay of `records`, which hold all cases of each of their scenarios.
+        """Write one run for each replay of `records`, which must hold all cases of each of their scenarios.
 
         `done` is called after each replay. The sweep's parent runs stay RUNNING until `finish`.
         """
-        made = replays(records)
+        sweep_replays = replays(records)
         document = functools.cache(archive.document)
         counts = Published()
-        for replay, context in zip(made, contexts(made, archive.fetch)):
+        for replay, context in zip(sweep_replays, contexts(sweep_replays, archive.fetch)):
             name = family(replay.spec.question.scenario)
-            written = texts(replay)
-            shown = row(replay, judge(replay, context), written)
-            wanted = page(replay, context, shown, written, sweep=sweep, document=document)
-            with self._reaching():
-                fresh = self._child(name, sweep, replay.digest(), wanted)
-            self._rows.setdefault((name, sweep.id), {})[replay.digest()] = shown
+            written = record_texts(replay)
+            replay_row = row(replay, judge(replay, context), written)
+            wanted = page(replay, context, replay_row, written, sweep=sweep, document=document)
+            with self._reach_mlflow():
+                fresh = self._write_child(name, sweep, replay.digest(), wanted)
+            self._rows.setdefault((name, sweep.id), {})[replay.digest()] = replay_row
             one = Published(published=1) if fresh else Published(skipped=1)
             counts, self.counts = counts + one, self.counts + one
             done()
         return counts
 
     def skip(self, records: Sequence[Record]) -> Published:
-        """Count the replays of records that `up_to_date` has found there."""
+        """Count the replays of records that `is_up_to_date` has found published."""
         one = Published(skipped=len(replays(records)))
         self.counts += one
         return one
 
     def finish(self, sweep: Sweep) -> None:
-        """Write the parent runs of everything that was published of this sweep."""
+        """Write the parent runs of everything that was published from this sweep."""
         for (name, of), rows in self._rows.items():
             if of == sweep.id:
-                with self._reaching():
-                    self._write(name, sweep.id, "", summary(sweep, name, list(rows.values())))
+                with self._reach_mlflow():
+                    self._write_run(name, sweep.id, "", summary(sweep, name, list(rows.values())))
 
-    def left(self, sweep: Sweep, records: Sequence[Record]) -> list[Record]:
-        """Of all records of a sweep those whose scenario was not wholly published since the store was opened."""
+    def remaining_records(self, sweep: Sweep, records: Sequence[Record]) -> list[Record]:
+        """Return the records of a sweep whose scenario was not completely published since the store was opened."""
         seen = {
             (name, one.content) for (_, of), rows in self._rows.items() if of == sweep.id for name, one in rows.items()
         }
@@ -280,19 +285,20 @@ class Tracking:
         }
         return [record for record in records if record.spec.question.scenario in open_]
 
-    def up_to_date(self, sweep: Sweep, records: Sequence[Record]) -> bool:
-        """Whether the parent runs say that all of these records were published, and the sweep as it stands."""
+    def is_up_to_date(self, sweep: Sweep, records: Sequence[Record]) -> bool:
+        """Return whether all of these records were published, with the present state of the sweep."""
         by_family: dict[str, list[Replay]] = {}
         for replay in replays(records):
             by_family.setdefault(family(replay.spec.question.scenario), []).append(replay)
-        with self._reaching():
-            return all(self._complete(name, sweep, made) for name, made in by_family.items())
+        with self._reach_mlflow():
+            return all(self._is_complete(name, sweep, made) for name, made in by_family.items())
 
-    def take_out(self, sweep: str, kept: Mapping[str, str]) -> int:
-        """Move the runs of a sweep to MLflow's trash that are of other replays than those `kept` (digest -> family),
-        and the parents of families that have none left. Says how many.
+    def remove_runs(self, sweep: str, kept: Mapping[str, str]) -> int:
+        """Move runs of a sweep to MLflow's trash, except those of the replays in `kept` (digest -> family).
+
+        Parents of families without a remaining replay are moved as well. Return the number of runs moved.
         """
-        with self._reaching():
+        with self._reach_mlflow():
             families = {self._experiment(name) for name in kept.values()}
             found = [
                 run
@@ -306,12 +312,12 @@ class Tracking:
         return len(found)
 
     def settle(self, keep: Iterable[str] = (), machines: Iterable[str] | None = None) -> int:
-        """End every run of ours that is still RUNNING, except those of the sweeps `keep`. Says how many.
+        """End every run of ours that is still RUNNING, except those of the sweeps `keep`. Return their number.
 
-        On a server that others use too, `machines` are those whose sweeps are ours; None for all.
+        On a server that others use too, `machines` are those whose sweeps are ours; None stands for all.
         """
         kept, ours = set(keep), None if machines is None else set(machines)
-        with self._reaching():
+        with self._reach_mlflow():
             found = [
                 run
                 for run in _all_runs(self._mlflow, self._our_experiments(), "attributes.status = 'RUNNING'")
@@ -320,55 +326,55 @@ class Tracking:
                 and (ours is None or run.data.tags.get("twofold.machine") in ours)
             ]
             for run in found:
-                self._end(run.info.run_id)
+                self._kill_run(run.info.run_id)
         return len(found)
 
     # One run.
 
-    def _child(self, name: str, sweep: Sweep, replay: str, wanted: Page) -> bool:
-        """Write the run of a replay below its sweep's parent. Says whether anything had to be written."""
-        parent = self._parent(name, sweep)
+    def _write_child(self, name: str, sweep: Sweep, replay: str, wanted: Page) -> bool:
+        """Write the run of a replay below its sweep's parent. Return whether anything had to be written."""
+        parent = self._ensure_parent(name, sweep)
         tags = {**wanted.tags, "mlflow.parentRunId": parent.id}
         wanted = replace(wanted, tags=tags)
-        there = self._known(name, sweep.id).get(replay)
-        if there is not None and _same(there, wanted):
+        there = self._known_runs(name, sweep.id).get(replay)
+        if there is not None and _is_same(there, wanted):
             return False
-        self._reopen(name, sweep.id, parent)
-        self._write(name, sweep.id, replay, wanted)
+        self._reopen_parent(name, sweep.id, parent)
+        self._write_run(name, sweep.id, replay, wanted)
         return True
 
-    def _parent(self, name: str, sweep: Sweep) -> _Known:
-        """The parent run, made if it is not there."""
-        known = self._known(name, sweep.id)
+    def _ensure_parent(self, name: str, sweep: Sweep) -> _Known:
+        """Return the parent run, which is created if it is missing."""
+        known = self._known_runs(name, sweep.id)
         if "" not in known:
             opened = summary(sweep, name, [])
-            some = {key: value for key, value in opened.tags.items() if not key.startswith("mlflow.note")}
-            known[""] = self._create(name, replace(opened, tags=some), _UNFINISHED)
+            tags = {key: value for key, value in opened.tags.items() if not key.startswith("mlflow.note")}
+            known[""] = self._create_run(name, replace(opened, tags=tags), _UNFINISHED)
         return known[""]
 
-    def _reopen(self, name: str, sweep: str, parent: _Known) -> None:
-        """A parent below which something is written is RUNNING, and no longer what was published."""
+    def _reopen_parent(self, name: str, sweep: str, parent: _Known) -> None:
+        """Mark a parent as RUNNING and unfinished before something is written below it."""
         if parent.published != _UNFINISHED or parent.status != "RUNNING":
             self._mlflow.update_run(parent.id, status="RUNNING")
             self._mlflow.set_tag(parent.id, "twofold.published", _UNFINISHED)
-            self._known(name, sweep)[""] = replace(parent, published=_UNFINISHED, status="RUNNING")
+            self._known_runs(name, sweep)[""] = replace(parent, published=_UNFINISHED, status="RUNNING")
 
-    def _write(self, name: str, sweep: str, replay: str, wanted: Page) -> None:
-        """Create or refresh a run; it is RUNNING until everything is there."""
-        known = self._known(name, sweep)
+    def _write_run(self, name: str, sweep: str, replay: str, wanted: Page) -> None:
+        """Create or refresh a run, which is RUNNING until everything is written."""
+        known = self._known_runs(name, sweep)
         there = known.get(replay)
-        if there is not None and _same(there, wanted):
+        if there is not None and _is_same(there, wanted):
             return
         if there is not None and not there.metrics <= wanted.metrics.keys() | wanted.steps.keys():
-            # MLflow cannot take a number back: the run goes to its trash, and a new one takes its place.
+            # MLflow cannot delete a metric: the run goes to its trash, and a new one takes its place.
             self._mlflow.delete_run(there.id)
             there = None
         if there is None:
-            there = self._create(name, wanted, wanted.digest())
+            there = self._create_run(name, wanted, wanted.digest())
         elif there.status != "RUNNING":
             self._mlflow.update_run(there.id, status="RUNNING", name=wanted.name)
         revision = there.revision + (bool(there.metrics) and there.published != wanted.digest())
-        self._fill(there, wanted, revision)
+        self._fill_run(there, wanted, revision)
         self._mlflow.set_terminated(there.id, wanted.status, end_time=wanted.ended)
         known[replay] = replace(
             there,
@@ -381,15 +387,15 @@ class Tracking:
             records=wanted.tags["twofold.records"],
         )
 
-    def _create(self, name: str, wanted: Page, published: str) -> _Known:
+    def _create_run(self, name: str, wanted: Page, published: str) -> _Known:
         tags = {**wanted.tags, "twofold.published": published, "twofold.revision": "0"}
         run = self._mlflow.create_run(
             self._experiment(name), start_time=wanted.started, tags=tags, run_name=wanted.name
         )
-        return _known(run)
+        return _read_run(run)
 
-    def _fill(self, there: _Known, wanted: Page, revision: int) -> None:
-        """Parameters cannot be changed once they are there, so only missing ones are sent."""
+    def _fill_run(self, there: _Known, wanted: Page, revision: int) -> None:
+        """Send parameters, tags, metrics and artifacts. Parameters cannot be changed, so only missing ones are sent."""
         from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415 - see the module's docstring
 
         fresh = there.published == wanted.digest() and there.status == "RUNNING" and not there.params
@@ -402,40 +408,40 @@ class Tracking:
                 *(Metric(name, v, wanted.ended, step) for name, steps in wanted.steps.items() for step, v in steps),
             ],
         }
-        for some in _batches(batches):
-            self._mlflow.log_batch(there.id, some["metrics"], some["params"], some["tags"])
+        for batch in _batches(batches):
+            self._mlflow.log_batch(there.id, batch["metrics"], batch["params"], batch["tags"])
         for name in there.tags - wanted.tags.keys() - {"twofold.published", "twofold.revision"}:
             if name.startswith("twofold."):
                 self._mlflow.delete_tag(there.id, name)
         with tempfile.TemporaryDirectory(prefix="twofold-") as folder:
-            _lay_out(Path(folder), wanted.files)
-            _draw(Path(folder), wanted.figures)
-            self._send(Path(folder), there.artifacts)
+            _write_files(Path(folder), wanted.files)
+            _draw_figures(Path(folder), wanted.figures)
+            self._send_artifacts(Path(folder), there.artifacts)
 
-    def _send(self, folder: Path, address: str) -> None:
-        """Artifacts go to the address that was looked at, and not to what a server says when it is asked again."""
+    def _send_artifacts(self, folder: Path, address: str) -> None:
+        """Send artifacts to the address that was checked, not to one that a server names when it is asked again."""
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository  # noqa: PLC0415
 
-        self._allow(address)
+        self._refuse_address(address)
         get_artifact_repository(address, tracking_uri=self._uri).log_artifacts(str(folder))
 
-    def _allow(self, address: str) -> None:
-        """Raises TrackingError if artifacts are not to be sent there; files of ours name folders of ours."""
+    def _refuse_address(self, address: str) -> None:
+        """Raise TrackingError if artifacts must not be sent to an address; stores in files name only our folders."""
         files = sqlite_file(self._uri) is not None or "://" not in self._uri or self._uri.startswith("file:")
         refused = "" if files else server.refusal(address, self._artifacts)
         if refused:
             raise TrackingError(_sentence(self._uri, refused))
 
     def stop(self) -> None:
-        """End as KILLED whatever this publisher left RUNNING."""
-        with self._reaching():
+        """End every run that this publisher left RUNNING, as KILLED."""
+        with self._reach_mlflow():
             for known in self._runs.values():
                 for name, run in known.items():
                     if run.status == "RUNNING":
-                        self._end(run.id)
+                        self._kill_run(run.id)
                         known[name] = replace(run, status="KILLED", published=_UNFINISHED)
 
-    def _end(self, run: str) -> None:
+    def _kill_run(self, run: str) -> None:
         self._mlflow.set_tag(run, "twofold.published", _UNFINISHED)
         self._mlflow.set_terminated(run, "KILLED")
 
@@ -443,17 +449,17 @@ class Tracking:
 
     def _experiment(self, name: str) -> str:
         if name not in self._experiments:
-            self._experiments[name] = self._found_or_made(name)
+            self._experiments[name] = self._find_or_create_experiment(name)
         return self._experiments[name]
 
-    def _found_or_made(self, name: str) -> str:
-        title = cut(visible(f"twofold/{name}" if name else "twofold"), 400)
+    def _find_or_create_experiment(self, name: str) -> str:
+        title = cut_text(visible_text(f"twofold/{name}" if name else "twofold"), 400)
         found = self._mlflow.get_experiment_by_name(title)
         if found is None:
-            place = None if self._artifacts is None else (self._artifacts / key(name)).resolve().as_uri()
+            place = None if self._artifacts is None else (self._artifacts / safe_key(name)).resolve().as_uri()
             about = {"mlflow.note.content": _ABOUT}
             return str(self._mlflow.create_experiment(title, artifact_location=place, tags=about))
-        self._allow(found.artifact_location or "")
+        self._refuse_address(found.artifact_location or "")
         if found.lifecycle_stage == "deleted":
             self._mlflow.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
@@ -462,34 +468,34 @@ class Tracking:
         found = self._mlflow.search_experiments(filter_string="name LIKE 'twofold%'", max_results=_PAGE)
         return [str(one.experiment_id) for one in found]
 
-    def _known(self, name: str, sweep: str) -> dict[str, _Known]:
+    def _known_runs(self, name: str, sweep: str) -> dict[str, _Known]:
         if (name, sweep) not in self._runs:
             known: dict[str, _Known] = {}
             for run in _all_runs(self._mlflow, [self._experiment(name)], f"tags.`twofold.sweep` = '{sweep}'"):
                 replay = run.data.tags.get("twofold.replay", "")
                 if replay in known:
-                    # Who takes an experiment out of MLflow's trash gets runs back that were replaced since.
+                    # Restoring an experiment from MLflow's trash also restores runs that were replaced since.
                     self._mlflow.delete_run(run.info.run_id)
                 else:
-                    known[replay] = _known(run)
+                    known[replay] = _read_run(run)
             self._runs[name, sweep] = known
         return self._runs[name, sweep]
 
-    def _complete(self, name: str, sweep: Sweep, made: Sequence[Replay]) -> bool:
-        parent = self._known(name, sweep.id).get("")
+    def _is_complete(self, name: str, sweep: Sweep, made: Sequence[Replay]) -> bool:
+        parent = self._known_runs(name, sweep.id).get("")
         if parent is None or parent.status == "RUNNING" or parent.published == _UNFINISHED:
             return False
-        if not all(map(_has_its_files, self._known(name, sweep.id).values())):
+        if not all(map(_has_files, self._known_runs(name, sweep.id).values())):
             return False
-        return parent.records == contents([replay.content_digest() for replay in made], sweep)
+        return parent.records == contents_digest([replay.content_digest() for replay in made], sweep)
 
 
-def _same(there: _Known, wanted: Page) -> bool:
-    return there.status == wanted.status and there.published == wanted.digest() and _has_its_files(there)
+def _is_same(there: _Known, wanted: Page) -> bool:
+    return there.status == wanted.status and there.published == wanted.digest() and _has_files(there)
 
 
-def _has_its_files(there: _Known) -> bool:
-    """Whether the folder of a run is there, where it is one of this machine: files are lost without the database."""
+def _has_files(there: _Known) -> bool:
+    """Return whether the files of a run exist, if they are on this machine: they can be lost on their own."""
     address = urlsplit(there.artifacts)
     if address.scheme not in ("", "file") or not address.path:
         return True
@@ -497,7 +503,7 @@ def _has_its_files(there: _Known) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def _known(run: Run) -> _Known:
+def _read_run(run: Run) -> _Known:
     tags = run.data.tags
     return _Known(
         id=run.info.run_id,
@@ -525,38 +531,38 @@ def _all_runs(client: MlflowClient, experiments: Sequence[str], wanted: str) -> 
 
 
 def _batches(items: Mapping[str, list[Any]]) -> Iterator[dict[str, list[Any]]]:
-    """All items in as few calls as MLflow allows."""
+    """Divide all items into as few calls as MLflow allows."""
     for start in range(max(-(-len(found) // _AT_ONCE[kind]) for kind, found in items.items())):
         yield {
             kind: found[start * size : (start + 1) * size] for kind, size in _AT_ONCE.items() for found in [items[kind]]
         }
 
 
-def _lay_out(folder: Path, files: Mapping[str, str]) -> None:
+def _write_files(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
-def _draw(folder: Path, found: Sequence[Measured]) -> None:
+def _draw_figures(folder: Path, found: Sequence[Measured]) -> None:
     for one in found:
-        (folder / f"{key(one.series.name)}.png").write_bytes(draw(one))
+        (folder / f"{safe_key(one.series.name)}.png").write_bytes(draw_series(one))
 
 
 # Reaching MLflow.
 
 
-def _with_tables(uri: str) -> None:
+def _make_tables(uri: str) -> None:
     """Have MLflow make its tables in an empty store."""
-    imported()
+    import_client()
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # noqa: PLC0415 - see the module's docstring
 
     SqlAlchemyStore(uri, ARTIFACTS).engine.dispose()
 
 
-def _answered(uri: str) -> None:
-    """Whether the database server answers at all: MLflow itself would try again for minutes."""
+def _check_connection(uri: str) -> None:
+    """Connect to the database server once and raise if it does not answer: MLflow would retry for minutes."""
     engine = create_engine(uri, poolclass=NullPool)
     try:
         engine.connect().close()
@@ -564,27 +570,27 @@ def _answered(uri: str) -> None:
         engine.dispose()
 
 
-def imported() -> type[MlflowClient]:
-    """mlflow, with its own talk turned down. Connects to nothing."""
+def import_client() -> type[MlflowClient]:
+    """Import mlflow's client class, with mlflow's own output turned down. Connects to nothing."""
     os.environ.update(QUIET)
     for name, value in _LIMITS.items():
         os.environ.setdefault(name, value)
     # A warning about mlflow's own tables, which would be an error where warnings are errors.
     warnings.filterwarnings("ignore", "The ``noload`` loader strategy is deprecated", DeprecationWarning)
-    # What they would say with a traceback, and addresses in it, becomes a sentence of ours.
+    # Their messages, which have tracebacks with addresses, are replaced by a sentence of ours.
     quiet = ("mlflow", "alembic", "urllib3")
     for name in quiet:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from mlflow import MlflowClient  # noqa: PLC0415 - see the module's docstring
 
-    # mlflow sets its own loggers up when it is imported.
+    # mlflow configures its loggers when it is imported.
     for name in quiet:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient
 
 
 @contextlib.contextmanager
-def _in_sentences(uri: str) -> Iterator[None]:
+def _convert_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except ImpossibleError:
@@ -595,10 +601,10 @@ def _in_sentences(uri: str) -> Iterator[None]:
         raise TrackingError(_sentence(uri, error)) from None
     except Exception as error:
         if "invalid interpolation syntax" in str(error):
-            # mlflow hands the folder that it lies in to a reader of settings, to which % is no letter.
+            # mlflow passes the path of its folder to a configuration parser, which treats % as special.
             why = "mlflow cannot be used from a folder with % in its path: set the project up in another one"
             raise ImpossibleError(_sentence(uri, why)) from None
-        # The class cannot be named without importing mlflow, which may be what failed. What a server answers can make
+        # The class cannot be named without importing mlflow, which may be what failed. A server's answer can make
         # mlflow raise anything.
         if type(error).__module__.partition(".")[0] != "mlflow" and not uri.startswith("http"):
             raise
@@ -607,13 +613,13 @@ def _in_sentences(uri: str) -> Iterator[None]:
 
 def _sentence(uri: str, said: Exception | str) -> str:
     first = next(iter(str(said).strip().splitlines()), "")
-    why = masked(cut(visible(first), 500), uri) or type(said).__name__
-    return f"MLflow at {visible(masked(uri))} cannot be used: {why}"
+    why = mask_secrets(cut_text(visible_text(first), 500), uri) or type(said).__name__
+    return f"MLflow at {visible_text(mask_secrets(uri))} cannot be used: {why}"
 
 
 @contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """One publisher at a time: two that look for the same run would both make it."""
+def _lock_store(file: Path) -> Iterator[None]:
+    """Lock the store for one publisher: two that look for the same run would both create it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f"{file.name}.lock").open("ab") as lock:
         until = time.monotonic() + _PATIENCE

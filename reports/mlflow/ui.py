@@ -21,10 +21,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.core.masking import masked
-from reports.mlflow.database_file import ARTIFACTS, TRACKING, fault, is_there, spelled
+from experiments.core.masking import mask_secrets
+from reports.mlflow.database_file import ARTIFACTS, TRACKING, fault, has_store, usable_address
 from reports.mlflow.tracking import QUIET
-from store.console import say, tell
+from store.console import print_message, print_result
 from store.database import sqlite_file
 from store.errors import ArchiveError
 
@@ -33,26 +33,26 @@ _START = 60.0
 
 
 def run_ui(arguments: argparse.Namespace) -> int:
-    """Run MLflow's user interface on the loopback until Ctrl-C. Returns 0, or 2 if it cannot start."""
+    """Run MLflow's user interface on the loopback until Ctrl-C. Return 0, or 2 if it cannot start."""
     hindrance = _hindrance(arguments.tracking, arguments.port)
     if hindrance:
-        say(hindrance)
+        print_message(hindrance)
         return 2
-    # Whoever ends this process, by Ctrl-C or otherwise, ends the server with it: also who closes its terminal.
+    # The server ends with this process, whether that ends by Ctrl-C, by a signal, or because its terminal is closed.
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as leaving:
-            return _served(leaving.enter_context(_server(arguments)), f"http://127.0.0.1:{arguments.port}")
+            return _serve(leaving.enter_context(_run_server(arguments)), f"http://127.0.0.1:{arguments.port}")
     except KeyboardInterrupt:
         return 0
 
 
 @contextlib.contextmanager
-def _server(arguments: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
-    """MLflow's server, which ends with the block."""
+def _run_server(arguments: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
+    """Run MLflow's server until the block ends."""
     file = sqlite_file(arguments.tracking)
-    with contextlib.nullcontext(arguments.tracking) if file is None else spelled(file) as address:
+    with contextlib.nullcontext(arguments.tracking) if file is None else usable_address(file) as address:
         process = subprocess.Popen(
             _ui_command(arguments),
             env={"PYTHONWARNINGS": "ignore", **os.environ, **QUIET, **_addresses(address, arguments.artifacts)},
@@ -69,7 +69,7 @@ def _server(arguments: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `run_ui`."""
+    """Add the arguments of `run_ui`."""
     parser.add_argument("--port", type=int, default=5000, help="port on the loopback (default: %(default)s)")
     parser.add_argument("--tracking", metavar="URI", default=TRACKING, help="MLflow store (default: %(default)s)")
     parser.add_argument(
@@ -86,7 +86,7 @@ def _ui_command(arguments: argparse.Namespace) -> list[str]:
 
 
 def _addresses(tracking: str, artifacts: Path) -> dict[str, str]:
-    """Where the server finds the store: by its environment, because everybody can read a command line."""
+    """Return the variables that tell the server where the store is: anyone can read a command line."""
     return {
         "MLFLOW_BACKEND_STORE_URI": tracking,
         "MLFLOW_DEFAULT_ARTIFACT_ROOT": artifacts.resolve().as_uri(),
@@ -94,18 +94,18 @@ def _addresses(tracking: str, artifacts: Path) -> dict[str, str]:
 
 
 def _hindrance(uri: str, port: int) -> str:
-    """Why the user interface cannot start. Empty if it can."""
+    """Return why the user interface cannot start. Empty if it can."""
     if uri.startswith("http"):
-        return f"{masked(uri)} is a server with its own user interface: open it in a browser"
+        return f"{mask_secrets(uri)} is a server with its own user interface: open it in a browser"
     file = sqlite_file(uri)
-    if file is not None and not is_there(file):
+    if file is not None and not has_store(file):
         why = f"nothing has been published yet: there is no {file}"
         return f"{why}. Run `make run-all` or `python -m reports.mlflow sync`"
     why = _fault(file) if file is not None else ""
     if why:
         return why
-    if _taken(port):
-        return f"port {port} is taken; try another one, such as --port {_free()}"
+    if _is_taken(port):
+        return f"port {port} is taken; try another one, such as --port {_free_port()}"
     return ""
 
 
@@ -118,7 +118,7 @@ def _fault(file: Path) -> str:
     return found and f"MLflow's store {file} cannot be used: {found}; {again}"
 
 
-def _taken(port: int) -> bool:
+def _is_taken(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -128,28 +128,28 @@ def _taken(port: int) -> bool:
     return False
 
 
-def _free() -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _served(process: subprocess.Popen[bytes], address: str) -> int:
+def _serve(process: subprocess.Popen[bytes], address: str) -> int:
     """Print the address once it answers, then wait for the end."""
     until = time.monotonic() + _START
-    while process.poll() is None and not _answers(address):
+    while process.poll() is None and not _is_answering(address):
         if time.monotonic() > until:
-            say(f"MLflow's server has not answered at {address} for {_START:g} s")
+            print_message(f"MLflow's server has not answered at {address} for {_START:g} s")
             return 2
         time.sleep(0.2)
     if process.poll() is not None:
-        say(f"MLflow's server ended with {process.returncode} before it answered at {address}")
+        print_message(f"MLflow's server ended with {process.returncode} before it answered at {address}")
         return 2
-    tell(f"{address} shows what was published; Ctrl-C ends it")
+    print_result(f"{address} shows what was published; Ctrl-C ends it")
     return 0 if process.wait() == 0 else 2
 
 
-def _answers(address: str) -> bool:
+def _is_answering(address: str) -> bool:
     try:
         with urllib.request.urlopen(f"{address}/health", timeout=2) as answer:  # noqa: S310 - our own address
             return bool(answer.status == 200)

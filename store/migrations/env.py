@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection, inside the transaction, that `store.database` hands over."""
+"""Run the migrations on the connection, and within the transaction, that `store.database` passes."""
 
 from __future__ import annotations
 

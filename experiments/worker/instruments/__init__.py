@@ -1,1 +1,1 @@
-"""Instruments: what looks at a case while it runs."""
+"""Instruments that observe a case while it runs."""

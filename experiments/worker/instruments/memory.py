@@ -1,8 +1,8 @@
-"""Memory of each phase. On Linux the resident size, its peak reset when the phase begins; on a GPU the
-allocator's own count. What the system does not tell is None.
+"""Memory of each phase. On Linux the resident size, whose peak is reset at the start of the phase; on a GPU the count
+of torch's allocator. None for what the system does not report.
 
-Of a case that was warmed up, what is free goes back to the system before a size is read (`malloc_trim`, where the C
-library has it): memory that the case has given up, and that the library keeps to hand out again, is held by nobody.
+After a warm-up, free memory is returned to the system before a size is read (`malloc_trim`, if the C library has it):
+memory that the case has freed, and that the library keeps for reuse, must not count as held.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ class Meter:
     def __init__(self, device: str) -> None:
         self.cuda = device == "cuda" and torch.cuda.is_available()
         self.exact = False
-        """True to give back what is free before a size is read: it takes tens of milliseconds."""
+        """True to return free memory to the system before a size is read, which takes tens of milliseconds."""
         self.phases: list[Memory] = []
         self._begun: tuple[str, int | None, bool, int | None] | None = None
 
     def begin(self, phase: str) -> None:
+        """Start to measure a phase."""
         if self.cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        self._trim()
+        self._trim_heap()
         reset = _reset_peak()
-        self._begun = (phase, _kib("VmRSS"), reset, torch.cuda.memory_allocated() if self.cuda else None)
+        self._begun = (phase, _status_bytes("VmRSS"), reset, torch.cuda.memory_allocated() if self.cuda else None)
 
     def end(self) -> None:
-        """Close the phase that is open, if one is."""
+        """End the current phase, if there is one, and add it to `phases`."""
         if self._begun is None:
             return
         phase, before, reset, cuda_before = self._begun
         self._begun = None
         if self.cuda:
             torch.cuda.synchronize()
-        peak = _kib("VmHWM") if reset else None
-        self._trim()
+        peak = _status_bytes("VmHWM") if reset else None
+        self._trim_heap()
         self.phases.append(
             Memory(
                 phase=phase,
                 before=before,
                 peak=peak,
-                after=_kib("VmRSS"),
+                after=_status_bytes("VmRSS"),
                 cuda_before=cuda_before,
                 cuda_peak=torch.cuda.max_memory_allocated() if self.cuda else None,
                 cuda_after=torch.cuda.memory_allocated() if self.cuda else None,
@@ -61,15 +62,15 @@ class Meter:
             )
         )
 
-    def _trim(self) -> None:
+    def _trim_heap(self) -> None:
         if self.exact:
             gc.collect()
             if _C is not None:
                 _C.malloc_trim(0)
 
 
-def _library() -> Any:
-    """The C library. None where it cannot be called, or has no `malloc_trim`."""
+def _c_library() -> Any:
+    """Return the C library. None if it cannot be called, or has no `malloc_trim`."""
     try:
         import ctypes  # noqa: PLC0415 - some builds of Python lack it
 
@@ -79,11 +80,11 @@ def _library() -> Any:
         return None
 
 
-_C = _library()
+_C = _c_library()
 
 
 def _reset_peak() -> bool:
-    """Set the peak to the present size. False where the system cannot."""
+    """Set the peak to the current size. Returns False if the system cannot."""
     try:
         _RESET.write_text("5")
     except OSError:
@@ -91,8 +92,8 @@ def _reset_peak() -> bool:
     return True
 
 
-def _kib(name: str) -> int | None:
-    """A line of the process status, in bytes."""
+def _status_bytes(name: str) -> int | None:
+    """Return the size in a line of the process status in bytes. None if it cannot be read."""
     try:
         found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     except OSError:

@@ -1,9 +1,8 @@
 """Marks in the profile where a checkpointed function runs: its forward run, and each recomputation.
 
-Hooks what `torch.utils.checkpoint.checkpoint` looks up when it is called (the generator behind the
-non-reentrant kind, the autograd function behind the reentrant one), so code that imported `checkpoint`
-earlier is covered. Used in the profiled pass only. Does not cover `checkpoint` inside a compiled function,
-which the compiler expands by itself.
+Hooks what `torch.utils.checkpoint.checkpoint` looks up when it is called (the generator of the non-reentrant variant,
+the autograd function of the reentrant one), so code that imported `checkpoint` earlier is covered. Used only in the
+profiled pass. Does not cover `checkpoint` inside a compiled function, which the compiler expands itself.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from torch.utils import checkpoint as module
 FORWARD, RECOMPUTATION = "twofold::region forward", "twofold::region recomputation"
 
 
-def _marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _mark_calls(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a mark of this name around each call."""
+
     def run(*arguments: Any, **options: Any) -> Any:
         with torch.profiler.record_function(name):
             return function(*arguments, **options)
@@ -26,11 +27,13 @@ def _marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _generator(original: Callable[..., Any]) -> Callable[..., Any]:
-    def marked(function: Callable[..., Any], *arguments: Any, **options: Any) -> Generator[None, None, None]:
-        # `checkpoint` itself calls the function between the two steps; what it hands in is called again
-        # when gradients are computed.
-        inner = original(_marked(RECOMPUTATION, function), *arguments, **options)
+def _mark_generator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the generator function behind the non-reentrant variant, with marks."""
+
+    def generate(function: Callable[..., Any], *arguments: Any, **options: Any) -> Generator[None, None, None]:
+        # `checkpoint` itself calls the function between the two steps of the generator. The function that it passes
+        # to the generator is called when gradients are computed.
+        inner = original(_mark_calls(RECOMPUTATION, function), *arguments, **options)
         next(inner, None)
         with torch.profiler.record_function(FORWARD):
             try:
@@ -40,11 +43,11 @@ def _generator(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise
         yield from inner
 
-    return marked
+    return generate
 
 
 class _Reentrant:
-    """Stands for `CheckpointFunction`: `checkpoint` only asks it to `apply`."""
+    """Replaces `CheckpointFunction`, of which `checkpoint` only calls `apply`."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -53,29 +56,30 @@ class _Reentrant:
         return getattr(self._original, name)
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the original `apply` with a function that marks its first call as forward, others as recomputation."""
         runs = itertools.count()
 
         def run(*inner: Any, **options: Any) -> Any:
-            return _marked(RECOMPUTATION if next(runs) else FORWARD, function)(*inner, **options)
+            return _mark_calls(RECOMPUTATION if next(runs) else FORWARD, function)(*inner, **options)
 
         return self._original.apply(run, *arguments)
 
 
 _HOOKS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-    ("_checkpoint_without_reentrant_generator_impl", _generator),  # what `checkpoint` calls from torch 2.14 on
-    ("_checkpoint_without_reentrant_generator", _generator),  # up to 2.13; later, who calls it calls the other
+    ("_checkpoint_without_reentrant_generator_impl", _mark_generator),  # what `checkpoint` calls from torch 2.14 on
+    ("_checkpoint_without_reentrant_generator", _mark_generator),  # up to 2.13; later, it calls the other one
     ("CheckpointFunction", _Reentrant),
 )
 
 
-def known() -> bool:
-    """Whether this torch has what the marks hang on. If not, nobody can tell what was recomputed."""
+def has_hooks() -> bool:
+    """Return whether this torch has what the marks need. If not, it is unknown what was recomputed."""
     return hasattr(module, "CheckpointFunction") and any(hasattr(module, name) for name, _ in _HOOKS[:2])
 
 
 @contextlib.contextmanager
-def marked() -> Iterator[None]:
-    """Within the block, both kinds of checkpoint leave their marks in the profile."""
+def mark_regions() -> Iterator[None]:
+    """Make both variants of checkpoint leave their marks in the profile within the block."""
     there = [(name, getattr(module, name)) for name, _ in _HOOKS if hasattr(module, name)]
     if there and there[0][0] == _HOOKS[0][0]:
         there = [pair for pair in there if pair[0] != _HOOKS[1][0]]
