@@ -46,6 +46,7 @@ from .core.expectations import (
     StateDiffers,
     Varies,
 )
+from .core.requirements import KNOWN, is_known_need
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Role = Literal["reference", "broken", "repair", "control"]
@@ -321,13 +322,6 @@ class Scenario:
             raise ScenarioError("the scenario has no @scenario.inputs")
         return tuple(inspect.signature(self._inputs).parameters)[1:]
 
-    def parameters_of(self, case: Case, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """Return those of `parameters` that `case` or the inputs take by name: the variant of the reference for
-        a case with these parameters.
-        """
-        taken = set(self.input_parameters()) | set(inspect.signature(case.run).parameters)
-        return {name: value for name, value in parameters.items() if name in taken}
-
     def find(self, name: str, parameters: Mapping[str, Parameter], dtype: str, device: str) -> Case:
         """Return the case of this name with the variant `parameters`, `dtype` on `device`; a reference has any variant.
 
@@ -379,6 +373,9 @@ class Scenario:
         _check_values(name, "dtype", dtypes, DTYPES)
         _check_values(name, "device", on, DEVICES)
         _check_values(name, "measured", [measured] if measured else [], MEASURED)
+        for need in needs:
+            if not is_known_need(need):
+                raise ScenarioError(f"{name}: need {need!r} is unknown; known are {KNOWN}")
         if role == "control" and not why:
             raise ScenarioError(f"{name}: a control says why it cannot break")
         for kind, looked, option in ((RecomputesWithout, profiled, "profiled"), (NoGradient, gradient, "gradient")):

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.bundle.layout import is_canonical
 from experiments.core.canonical_json import RecordError, digest, parse
 from experiments.core.record import Record
+from experiments.core.spec import family
 from store.blobs import is_digest
 from store.errors import ArchiveError
 from store.models import Cell
@@ -105,7 +106,7 @@ def _spec_columns(record: Record) -> dict[str, Any]:
     question, setting = record.spec.question, record.spec.setting
     return {
         "scenario": question.scenario,
-        "family": str(question.scenario).partition("/")[0],
+        "family": family(str(question.scenario)),
         "case": question.case,
         "label": question.label(),
         "role": record.spec.mark.role,

@@ -22,8 +22,9 @@ from experiments.core.record import Record
 from experiments.core.replay import Replay, replays
 from experiments.core.sampling import SAMPLES, sample_positions
 from experiments.core.schema_history import SCHEMA
-from experiments.core.spec import Spec, case_label, spec_of_attempt
+from experiments.core.spec import Spec, case_label, family, spec_of_attempt
 from experiments.scenario import varies
+from store import index
 
 few = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
@@ -672,3 +673,10 @@ def test_a_field_of_another_kind_is_refused(path, value):
     place[path[-1]] = value
     with pytest.raises(RecordError, match=r"not|no integer"):
         Record.from_text(canonical(data))
+
+
+@pytest.mark.parametrize(("scenario", "folder"), [("checkpoint/name", "checkpoint"), ("a/b/c", "a/b"), ("alone", "")])
+def test_a_family_is_one_thing_in_the_index_and_in_mlflow(scenario, folder):
+    """It was `a` in one and `a/b` in the other."""
+    record = samples.record(asked=samples.spec(scenario=scenario))
+    assert index.cell_values(record.text(), record)["family"] == family(scenario) == folder

@@ -262,17 +262,17 @@ def test_inputs_get_the_parameters_that_they_name(scenario):
     assert scenario.make_inputs(7, {"size": 2, "other": 3}) == {"seed": 7, "size": 2}
 
 
-def test_a_reference_takes_what_it_or_the_inputs_name(scenario):
-    @scenario.inputs
-    def inputs(seed, size):
-        return {}
+@pytest.mark.parametrize("need", ["mps", "torch>=2", "cuda ", ""])
+def test_a_need_that_is_unknown_is_refused_where_it_is_written(scenario, need):
+    """It ended the whole sweep with 2; now its file is listed as broken and all others run."""
+    with pytest.raises(ScenarioError, match=r"need .* is unknown; known are cuda, inductor, torch>=X.Y"):
+        scenario.repair(agrees(bitwise=True), needs=(need,))(case)
 
-    @scenario.reference
-    def reference(weight, first):
-        return weight
 
-    found = scenario.parameters_of(scenario.cases[0], {"size": 1, "first": 2, "second": 3})
-    assert found == {"size": 1, "first": 2}
+@pytest.mark.parametrize("need", ["cuda", "inductor", "torch>=2.9", "torch<2.10"])
+def test_a_need_that_is_known_is_taken(scenario, need):
+    scenario.repair(agrees(bitwise=True), needs=(need,))(case)
+    assert scenario.cases[0].needs == (need,)
 
 
 def test_a_table_of_values_is_every_combination_and_a_list_is_itself(scenario):

@@ -12,11 +12,19 @@ from typing import Any, Mapping, Optional, Sequence
 
 from .spec import Spec
 
+KNOWN = "cuda, inductor, torch>=X.Y and torch<X.Y"
+"""What a case can need, in words."""
+
 _VERSION = re.compile(r"torch\s*(>=|<)\s*(\d+)\.(\d+)")
 
 
 EXECUTED = "inductor, and a folder of the sweep whose files may be executed: it is mounted noexec"
 """The unmet requirement of a case that compiles, in a folder whose files must not be executed."""
+
+
+def is_known_need(need: str) -> bool:
+    """Return whether a case can need this."""
+    return need in ("cuda", "inductor") or _VERSION.fullmatch(need) is not None
 
 
 class NeedError(Exception):
@@ -55,9 +63,7 @@ def _is_met(need: str, spec: Spec, machine: Mapping[str, Any]) -> bool:
         return can_compile(machine, device)
     found = _VERSION.fullmatch(need)
     if found is None:
-        raise NeedError(
-            f"{spec.question.scenario}: need {need!r} is unknown; known are cuda, inductor, torch>=X.Y and torch<X.Y"
-        )
+        raise NeedError(f"{spec.question.scenario}: need {need!r} is unknown; known are {KNOWN}")
     asked = (int(found.group(2)), int(found.group(3)))
     return torch_version(machine) >= asked if found.group(1) == ">=" else torch_version(machine) < asked
 

@@ -50,6 +50,11 @@ class Question:
         return case_label(self.case, self.parameters, self.dtype, self.input_dtype)
 
 
+def family(scenario: str) -> str:
+    """Return the folder of a scenario, such as ``checkpoint``. Empty if it is in none."""
+    return scenario.rpartition("/")[0]
+
+
 def case_label(case: str, parameters: Mapping[str, Any], dtype: str, input_dtype: str) -> str:
     """Return a case and its variant in one word. For float32 without parameters it is the name of the case alone."""
     shown = dict(parameters)

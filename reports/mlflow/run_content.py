@@ -23,7 +23,7 @@ from experiments.core.quantities import format_count
 from experiments.core.record import Record
 from experiments.core.replay import Replay
 from experiments.core.shell_words import exact_pattern, make_command
-from experiments.core.spec import Question
+from experiments.core.spec import Question, family
 from experiments.core.tensor_diff import Difference, differences
 from experiments.core.text import cut_text, safe_key, visible_text
 from experiments.core.verdict import (
@@ -138,11 +138,6 @@ class Row:
     def name(self) -> str:
         """Scenario without folder, case and repeat."""
         return f"{self.scenario.rpartition('/')[2]}/{self.label} #{self.repeat}"
-
-
-def family(scenario: str) -> str:
-    """Return the folder of a scenario. Empty if it is in none."""
-    return scenario.rpartition("/")[0]
 
 
 def record_texts(replay: Replay) -> dict[str, str]:

@@ -37,9 +37,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.core.replay import replays
+from experiments.core.spec import family
 from experiments.core.streams import INTERRUPTED
 from reports.mlflow.database_file import ARTIFACTS, TRACKING
-from reports.mlflow.run_content import Sweep, family
+from reports.mlflow.run_content import Sweep
 from reports.mlflow.tracking import ImpossibleError, Published, Source, Tracking, TrackingError
 from store.archive import Archive
 from store.console import print_message, print_result

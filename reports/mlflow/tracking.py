@@ -36,12 +36,13 @@ from experiments.analysis.series import Measured
 from experiments.core.masking import mask_secrets
 from experiments.core.record import Record
 from experiments.core.replay import Replay, replays
+from experiments.core.spec import family
 from experiments.core.text import cut_text, safe_key, visible_text
 from experiments.core.verdict import contexts, judge
 from reports.figures import draw_series
 from reports.mlflow import database_file, server
 from reports.mlflow.database_file import ARTIFACTS, TRACKING
-from reports.mlflow.run_content import Page, Row, Sweep, contents_digest, family, page, record_texts, row, summary
+from reports.mlflow.run_content import Page, Row, Sweep, contents_digest, page, record_texts, row, summary
 from store.console import print_message
 from store.database import sqlite_file
 from store.errors import ArchiveError
