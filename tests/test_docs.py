@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,27 @@ def test_every_make_target_of_the_documents_exists():
     }
     assert used
     assert used <= targets()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_every_program_of_the_documents_exists(page):
+    for module in set(re.findall(r"python -m ((?:experiments|store|reports)[\w.]*)", page.read_text())):
+        path = ROOT.joinpath(*module.rstrip(".").split("."))
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+@pytest.mark.parametrize("module", ["store", "reports", "reports.mlflow"])
+def test_every_command_of_the_documents_exists(module):
+    """`python -m store publish` stood in the README after it had become another program's."""
+    asked = [sys.executable, "-m", module, "--help"]
+    shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    known = set(re.findall(r"^    ([a-z]+)(?: |$)", shown, re.MULTILINE))
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(rf"python -m {re.escape(module)} ([a-z]+)(?![\w.-])", text))
+    for listed in re.findall(rf"python -m {re.escape(module)}`\**\s+`([a-z |]+)`", text):
+        named |= set(listed.split(" | "))
+    assert named
+    assert named <= known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
